@@ -1,0 +1,136 @@
+"""From a config to a model: find each part's class, check its knobs, hand it its sizes, put the blocks together.
+
+A part's class lives in the module of its axis and nowhere else. Its positional arguments are sizes that the skeleton
+hands in by name, its keyword-only arguments are the knobs of its YAML.
+"""
+
+import inspect
+import typing
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from anatomy.axes import AXES, SWAPPED_AXES
+from anatomy.config import Config, did_you_mean, value_fault
+from anatomy.errors import UserError
+from anatomy.model import Transformer
+from anatomy.parts import attn, ffn, norm, placement, pos
+
+HOMES: Mapping[str, ModuleType] = {"norm": norm, "placement": placement, "pos": pos, "attn": attn, "ffn": ffn}
+
+
+def part_classes(axis: str) -> dict[str, type[nn.Module]]:
+    """The public classes in an axis's own module, by name: all that may sit on it."""
+    home = HOMES[axis]
+    return {
+        name: member
+        for name, member in vars(home).items()
+        if isinstance(member, type)
+        and issubclass(member, nn.Module)
+        and member.__module__ == home.__name__
+        and not name.startswith("_")
+    }
+
+
+def knobs_of(part: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """A part's knobs: the keyword-only arguments of its class."""
+    parameters = inspect.signature(part).parameters
+    return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def knob_faults(config: Config) -> list[str]:
+    """Every knob that its part does not take, lacks, or cannot use: a line each."""
+    return [fault for axis in SWAPPED_AXES for fault in _part_faults(axis, getattr(config, axis))]
+
+
+def _part_faults(axis: str, section: Mapping[str, Any]) -> list[str]:
+    classes = part_classes(axis)
+    if section["class"] not in classes:
+        return [f"{axis}.class={section['class']}: not a class of this axis; it can be {', '.join(classes)}"]
+    where, given = f"{axis}={section['name']}", _knobs(section)
+    part = classes[section["class"]]
+    allowed, hints = knobs_of(part), typing.get_type_hints(part.__init__)
+    takes = ", ".join(allowed) or "none"
+    faults = []
+    for name, value in given.items():
+        if name not in allowed:
+            meant = did_you_mean(name, allowed).replace("mean ", f"mean {axis}.")
+            faults.append(f"{where}: no knob '{name}'; it takes {takes}.{meant}")
+        elif fault := value_fault(hints[name], f"{axis}.{name}", value):
+            faults.append(fault)
+    return faults + [f"{where}: {axis}.{name} is missing; it cannot be removed" for name in allowed.keys() - given.keys()]
+
+
+def _knobs(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key not in ("name", "class")}
+
+
+def build_model(config: Config, num_symbols: int, *, device: str | torch.device = "meta") -> Transformer:
+    """The model that a config describes, for a text of `num_symbols` distinct characters; its tensors are not started.
+
+    Raises UserError with every fault of the composition, a line each.
+    """
+    sizes, faults = config.model, []
+    vocab_size = num_symbols if sizes.vocab_size is None else sizes.vocab_size
+    if vocab_size < num_symbols:
+        faults.append(f"model.vocab_size={vocab_size}: the text has {num_symbols} distinct characters; take null or more")
+    if sizes.d_model % sizes.n_head:
+        faults.append(f"model.n_head={sizes.n_head} does not divide model.d_model={sizes.d_model}")
+    given = {
+        "width": sizes.d_model,
+        "ctx_len": sizes.ctx_len,
+        "n_head": sizes.n_head,
+        "head_width": sizes.d_model // sizes.n_head,
+        "bias": config.bias == "all",
+    }
+
+    def make(axis: str) -> nn.Module:
+        section = getattr(config, axis)
+        part = part_classes(axis)[section["class"]]
+        wanted = inspect.signature(part).parameters.keys() & given.keys()
+        return part(**{name: given[name] for name in wanted}, **_knobs(section))
+
+    with torch.device("meta"):
+        for axis in ("norm", "pos", "attn", "ffn"):
+            try:
+                make(axis)
+            except ValueError as error:
+                faults.append(f"{axis}={config.parts[axis]}: {error}")
+        if faults:
+            raise UserError("\n".join(dict.fromkeys(faults)))
+        block = part_classes("placement")[config.placement["class"]]
+        model = Transformer(
+            vocab_size=vocab_size,
+            num_symbols=num_symbols,
+            width=sizes.d_model,
+            pos=make("pos"),
+            blocks=[
+                block(make("attn"), make("ffn"), make("norm"), make("norm"), _dropout(config))
+                for _ in range(sizes.n_layer)
+            ],
+            final_norm=make("norm") if block.has_final_norm else None,
+            tied=config.tying == "tied",
+            dropout=_dropout(config),
+        )
+    return model if device == "meta" else model.to_empty(device=device)
+
+
+def _dropout(config: Config) -> nn.Module:
+    return nn.Dropout(config.train.dropout) if config.train.dropout else nn.Identity()
+
+
+def derived(model: Transformer) -> dict[str, int]:
+    """What null sizes came to, as the record keeps it; of the first block, where blocks are not alike."""
+    block = model.blocks[0]
+    return {
+        "ffn_hidden": block.ffn.hidden,
+        "n_kv_head": block.attn.n_kv_head,
+        "head_width": block.attn.head_width,
+        "vocab_size": model.embed.num_embeddings,
+    }
+
+
+assert tuple(HOMES) == SWAPPED_AXES == AXES[: len(HOMES)], "an axis has no home for its parts"

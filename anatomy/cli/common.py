@@ -1,0 +1,36 @@
+"""What all command lines share: exit codes, one-line errors, a console that is never cut when piped."""
+
+import sys
+from typing import NoReturn
+
+import click
+from rich.console import Console
+
+from anatomy.errors import UserError
+
+DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that prints text as it is: no markup, no emoji codes; as wide as its content when piped."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 10_000
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+
+def refuse(error: UserError) -> NoReturn:
+    """Print a user's mistake on standard error and exit with 2."""
+    print(error, file=sys.stderr)
+    sys.exit(WRONG_INPUT)
+
+
+def run_click(command: click.Command) -> NoReturn:
+    """Run a click command: a UserError becomes its message and exit 2, an interrupt exit 130."""
+    try:
+        sys.exit(command.main(standalone_mode=False) or DONE)
+    except click.UsageError as error:
+        refuse(UserError(f"{error.ctx.command_path if error.ctx else 'anatomy'}: {error.format_message()}"))
+    except UserError as error:
+        refuse(error)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,173 @@
+"""The schema of a resolved config: every key, its type and its range, checked all at once.
+
+Hydra composes; this module decides what is allowed, also behind `+` and `~`. A part's own knobs are not listed here:
+they are the keyword arguments of its class (see build.py).
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from anatomy.axes import BASES, SWAPPED_AXES, VALUE_AXES
+
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Section(BaseModel):
+    """A section of the config: unknown keys are refused, types are not bent."""
+
+    model_config = STRICT
+
+
+class ModelSizes(Section):
+    d_model: Count
+    n_layer: Count
+    n_head: Count
+    ctx_len: Count
+    vocab_size: Count | None
+
+
+class TrainConfig(Section):
+    steps: Natural
+    batch_size: Count
+    grad_accum_steps: Count
+    lr: Positive
+    warmup_steps: Natural
+    schedule: Literal["cosine", "constant"]
+    min_lr_ratio: Share
+    betas: tuple[ShareBelowOne, ShareBelowOne]
+    weight_decay: Annotated[float, Field(ge=0)]
+    grad_clip: Positive
+    dropout: ShareBelowOne
+    eval_every: Count
+    dtype: Literal["fp32", "bf16"]
+    compile: bool
+    threads: Count
+    device: Literal["auto", "cpu", "cuda", "mps"]
+
+
+class EvalConfig(Section):
+    lengths: tuple[Count, ...]
+
+
+class CorpusConfig(Section):
+    name: str
+    path: str | None
+    split: Literal["blocks", "tail"]
+    val_fraction: Share
+    test_fraction: Share
+
+
+class SampleConfig(Section):
+    prompt: str | None
+
+
+class StudySpec(Section):
+    """What a study asks. `metric` None leaves it to the protocol; `margin` in nats; `looks` are numbers of seeds."""
+
+    name: str
+    question: str
+    metric: Literal["test_loss_nats", "test_loss_nats_at_best"] | None = None
+    margin: Positive = 0.01
+    looks: tuple[Count, ...] | None = None
+
+
+class Config(Section):
+    """A resolved config that passed the schema. The five swapped axes hold their part's section as it stands."""
+
+    base: str
+    scale: str
+    seed: Natural
+    init_salt: Natural
+    order_salt: Natural
+    output_dir: str
+    force: bool
+    dry_run: bool
+    norm: dict[str, Any]
+    placement: dict[str, Any]
+    pos: dict[str, Any]
+    attn: dict[str, Any]
+    ffn: dict[str, Any]
+    bias: str
+    tying: str
+    init: str
+    model: ModelSizes
+    train: TrainConfig
+    eval: EvalConfig
+    corpus: CorpusConfig
+    sample: SampleConfig
+    study: StudySpec | None = None
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Axis -> name of the part on it."""
+        named = {axis: getattr(self, axis)["name"] for axis in SWAPPED_AXES}
+        return named | {axis: getattr(self, axis) for axis in VALUE_AXES}
+
+
+def parse_config(resolved: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
+    """Check a resolved config, plain containers, against the schema: the typed config, or every fault, a line each."""
+    try:
+        config = Config.model_validate_json(json.dumps(resolved))
+    except ValidationError as error:
+        return None, [_fault(details) for details in error.errors()]
+    choices = {"base": tuple(BASES), **VALUE_AXES}
+    faults = [
+        f"{key}: {getattr(config, key)!r} is not a choice; it can be {', '.join(allowed)}"
+        for key, allowed in choices.items()
+        if getattr(config, key) not in allowed
+    ]
+    faults += [f"{axis}: a part needs a name and a class" for axis in SWAPPED_AXES if not _is_part(getattr(config, axis))]
+    return (None if faults else config), faults
+
+
+def known_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the schema, sections included; the knobs of parts excepted."""
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from known_keys(kind, f"{prefix}{name}.")
+
+
+def value_fault(annotation: Any, key: str, value: Any) -> str | None:
+    """What is wrong with `key: value` for a type annotation, as a line, or None."""
+    try:
+        TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
+    except ValidationError as error:
+        return _fault(error.errors()[0], key)
+    return None
+
+
+def did_you_mean(word: str, allowed: Iterable[str]) -> str:
+    """' Did you mean NEAREST?' with the nearest allowed word (its last name counts too), or nothing."""
+    allowed = list(allowed)
+    by_last_name = {name.rsplit(".", 1)[-1]: name for name in allowed}
+    near = get_close_matches(word, allowed, n=1)
+    near += [by_last_name[name] for name in get_close_matches(word.rsplit(".", 1)[-1], by_last_name, n=1)]
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def _is_part(section: Mapping[str, Any]) -> bool:
+    return all(isinstance(section.get(key), str) for key in ("name", "class"))
+
+
+def _fault(details: ErrorDetails, key: str | None = None) -> str:
+    """One line for one of pydantic's errors: where, what was wrong, what is allowed."""
+    key = key or ".".join(map(str, details["loc"]))
+    if details["type"] == "missing":
+        return f"{key}: missing; it cannot be removed"
+    if details["type"] == "extra_forbidden":
+        return f"{key}: no such setting.{did_you_mean(key, known_keys())}"
+    reason = details["msg"].removeprefix("Input ").replace("valid integer", "whole number")
+    return f"{key}={details['input']!r}: {reason}"

@@ -1,0 +1,28 @@
+"""Writing files so that a crash at any moment leaves the old one or the new one, never half of either."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` in one step: a temporary file in the same folder, flushed to disk, then renamed."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write strict JSON atomically. Raises ValueError on NaN or infinity: a value that does not exist is null."""
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, (text + "\n").encode("utf-8"))

@@ -1,0 +1,168 @@
+"""The skeleton: embedding, blocks, final norm, output layer; how it starts; what it counts.
+
+It differs from a plain GPT only in what it leaves open: positions, blocks and the final norm come from outside, and
+blocks are a list that need not be alike. Tied weights are one tensor with one name (`embed.weight`), read twice.
+
+Tensor legend: B batch, T tokens, D model width, V vocabulary.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+RESIDUAL_PROJECTIONS = ("o_proj", "down_proj")  # the matrices that write into the residual stream
+NORMAL_STD = 0.02
+
+
+class Transformer(nn.Module):
+    """A decoder-only language model made of the parts it is given.
+
+    Shapes:   ids (B, T) -> logits (B, T, V).
+    Args:     num_symbols: how many of the vocabulary's rows stand for a symbol of the text; the surplus (a vocabulary
+              padded to a round size) takes no part in the softmax, so it is neither learned nor ever sampled.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        num_symbols: int,
+        width: int,
+        pos: nn.Module,
+        blocks: Sequence[nn.Module],
+        final_norm: nn.Module | None,
+        tied: bool,
+        dropout: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.num_symbols = num_symbols
+        self.embed = nn.Embedding(vocab_size, width)
+        self.pos = pos
+        self.blocks = nn.ModuleList(blocks)
+        self.final_norm = final_norm
+        self.output = None if tied else nn.Linear(width, vocab_size, bias=False)
+        self.dropout = dropout
+
+    @property
+    def max_len(self) -> int | None:
+        """How many positions exist; None where there is no end."""
+        return self.pos.max_len  # type: ignore[return-value]
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """What the output layer reads: (B, T) -> (B, T, D). Raises ValueError past the last position."""
+        num_tokens = ids.shape[1]
+        if self.max_len is not None and num_tokens > self.max_len:
+            raise ValueError(f"position {num_tokens} does not exist: the table of learned positions ends at {self.max_len}")
+        positions = torch.arange(num_tokens, device=ids.device)
+        x = self.dropout(self.pos(self.embed(ids), positions))
+        rotation = self.pos.rotation(positions)
+        for block in self.blocks:
+            x = block(x, rotation)
+        return x if self.final_norm is None else self.final_norm(x)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The rows of the output matrix that stand for a symbol: (num_symbols, D)."""
+        matrix = self.embed.weight if self.output is None else self.output.weight
+        return matrix[: self.num_symbols]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.linear(self.hidden(ids), self.output_weight)
+
+    def mean_loss_nats(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy over all targets (B, T). The logits are made and used up chunk by chunk."""
+        return F.linear_cross_entropy(
+            self.hidden(ids).flatten(0, 1), self.output_weight, targets.flatten(), options=LOSS_IN_CHUNKS
+        )
+
+    def losses_nats(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """The cross-entropy of every single target, (B, T), in float32."""
+        return F.cross_entropy(self(ids).float().transpose(1, 2), targets, reduction="none")
+
+    def num_params_by_axis(self) -> dict[str, int]:
+        """Parameters by the axis they belong to, in closed form from the sizes; a tied output counts 0."""
+        norms = [norm for block in self.blocks for norm in (block.attn_norm, block.ffn_norm)]
+        if self.final_norm is not None:
+            norms.append(self.final_norm)
+        vocabulary = self.embed.num_embeddings * self.embed.embedding_dim
+        return {
+            "embed": vocabulary,
+            "pos": self.pos.num_params(),
+            "norm": sum(norm.num_params() for norm in norms),
+            "attn": sum(block.attn.num_params() for block in self.blocks),
+            "ffn": sum(block.ffn.num_params() for block in self.blocks),
+            "output": 0 if self.output is None else vocabulary,
+        }
+
+    def flops_per_token(self, ctx_len: int) -> int:
+        """Training FLOPs per token: 6 a weight of a Linear layer, and 12 a channel of a head and token in context.
+
+        The output layer counts, tied or not; lookups are free. Source: Kaplan et al. 2020, arXiv:2001.08361, and the
+        attention term of Chowdhery et al. 2022, arXiv:2204.02311, which takes no advantage of the causal mask.
+        """
+        weights = self.embed.num_embeddings * self.embed.embedding_dim
+        weights += sum(block.attn.num_linear_weights() + block.ffn.num_linear_weights() for block in self.blocks)
+        channels = sum(block.attn.n_head * block.attn.head_width for block in self.blocks)
+        return 6 * weights + 12 * channels * ctx_len
+
+    def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
+        """What a cache keeps for each token: a key and a value per layer and key-value head."""
+        return sum(2 * block.attn.n_kv_head * block.attn.head_width for block in self.blocks) * bytes_per_value
+
+
+LOSS_IN_CHUNKS = nn.LinearCrossEntropyOptions()
+
+
+def initialise(model: Transformer, init: str, *, seed: int, salt: int = 0) -> None:
+    """Start every tensor from a generator of its own, seeded by (seed, salt, parameter name).
+
+    Two models therefore agree bit for bit in every tensor whose name, shape and init they share. Gains start at 1,
+    shifts and biases at 0 (`torch`: biases uniform), matrices by `init`, one of the options of the axis of that name.
+    """
+    num_residuals = 2 * len(model.blocks)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            generator = torch.Generator().manual_seed(_seed_of(seed, salt, name))
+            start = torch.empty(parameter.shape)
+            fan_in = model.get_parameter(_matrix_of(name)).shape[-1]
+            _fill(start, name, init, fan_in, num_residuals, generator)
+            parameter.copy_(start)
+
+
+def init_digests(model: nn.Module) -> dict[str, str]:
+    """The sha256 of every parameter's bytes by name: what two runs shared at their start, and what they could not."""
+    return {
+        name: hashlib.sha256(parameter.detach().cpu().numpy().tobytes()).hexdigest()
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _seed_of(seed: int, salt: int, name: str) -> int:
+    digest = hashlib.sha256(f"{seed}/{salt}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def _matrix_of(name: str) -> str:
+    return name.removesuffix("bias") + "weight" if name.endswith(".bias") else name
+
+
+def _fill(start: Tensor, name: str, init: str, fan_in: int, num_residuals: int, generator: torch.Generator) -> None:
+    *_, module, kind = name.split(".")
+    if kind == "gain":
+        start.fill_(1.0)
+    elif kind == "shift" or (kind == "bias" and init != "torch"):
+        start.zero_()
+    elif init == "xavier":
+        nn.init.xavier_uniform_(start, generator=generator)
+    elif init == "torch" and module in ("embed", "pos"):
+        start.normal_(generator=generator)
+    elif init == "torch":
+        start.uniform_(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=generator)
+    elif init == "gpt2" and module in RESIDUAL_PROJECTIONS:
+        start.normal_(std=NORMAL_STD / math.sqrt(num_residuals), generator=generator)
+    else:
+        start.normal_(std=NORMAL_STD, generator=generator)

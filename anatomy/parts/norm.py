@@ -1,0 +1,86 @@
+"""Norms: what keeps the size of the residual stream in hand.
+
+Every norm here works on the last dimension, takes its statistics in float32 and returns the dtype it was given.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class LayerNorm(nn.Module):
+    """Subtract each token's mean, divide by its deviation, then scale and shift per channel.
+
+    y = (x - mean(x)) / sqrt(var(x) + eps) * gain + shift, with the population variance.
+
+    Shapes:   x (..., D) -> y (..., D).
+    Knobs:    eps, added inside the root.
+    Source:   Ba, Kiros & Hinton 2016, arXiv:1607.06450.
+    """
+
+    def __init__(self, width: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(width))
+        self.shift = nn.Parameter(torch.zeros(width))
+
+    def num_params(self) -> int:
+        return 2 * self.gain.numel()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.gain.shape, self.gain, self.shift, self.eps)
+
+
+class LayerNormNoBias(nn.Module):
+    """LayerNorm without the shift: y = (x - mean(x)) / sqrt(var(x) + eps) * gain.
+
+    Shapes:   x (..., D) -> y (..., D).
+    Knobs:    eps, added inside the root.
+    Source:   Xu et al. 2019, arXiv:1911.07013, who found the shift dispensable. They drop the gain as well.
+    """
+
+    def __init__(self, width: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def num_params(self) -> int:
+        return self.gain.numel()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.gain.shape, self.gain, None, self.eps)
+
+
+class RMSNorm(nn.Module):
+    """Divide each token by its root mean square, then scale per channel. Nothing is centred.
+
+    y = x / sqrt(mean(x^2) + eps) * gain
+
+    Shapes:   x (..., D) -> y (..., D).
+    Knobs:    eps, added inside the root.
+    Source:   Zhang & Sennrich 2019, arXiv:1910.07467. No bias.
+    """
+
+    def __init__(self, width: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def num_params(self) -> int:
+        return self.gain.numel()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.gain.shape, self.gain, self.eps)
+
+
+class NoNorm(nn.Module):
+    """No norm at all: y = x. The control that shows what a norm is for.
+
+    Shapes:   x (..., D) -> y (..., D).
+    """
+
+    def num_params(self) -> int:
+        return 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x

@@ -1,0 +1,53 @@
+"""Placement: where the norm sits, and with it the wiring of a block.
+
+Each class is one block: an attention and an FFN sub-layer around a residual stream. Dropout acts on what a sub-layer
+adds, as in the 2017 paper. `has_final_norm` says whether the model needs one more norm before its output layer.
+"""
+
+from torch import Tensor, nn
+
+from anatomy.parts.pos import Rotation
+
+
+class PostNorm(nn.Module):
+    """Normalise after each sum: x = norm(x + sublayer(x)). The last norm of the last block ends the model.
+
+    Shapes:   x (B, T, D) -> (B, T, D).
+    Source:   Vaswani et al. 2017, arXiv:1706.03762.
+    """
+
+    has_final_norm = False
+
+    def __init__(
+        self, attn: nn.Module, ffn: nn.Module, attn_norm: nn.Module, ffn_norm: nn.Module, dropout: nn.Module
+    ) -> None:
+        super().__init__()
+        self.attn, self.ffn = attn, ffn
+        self.attn_norm, self.ffn_norm = attn_norm, ffn_norm
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+        x = self.attn_norm(x + self.dropout(self.attn(x, rotation)))
+        return self.ffn_norm(x + self.dropout(self.ffn(x)))
+
+
+class PreNorm(nn.Module):
+    """Normalise what each sub-layer reads: x = x + sublayer(norm(x)). The stream itself is never normalised.
+
+    Shapes:   x (B, T, D) -> (B, T, D).
+    Source:   Xiong et al. 2020, arXiv:2002.04745; used by GPT-2 before.
+    """
+
+    has_final_norm = True
+
+    def __init__(
+        self, attn: nn.Module, ffn: nn.Module, attn_norm: nn.Module, ffn_norm: nn.Module, dropout: nn.Module
+    ) -> None:
+        super().__init__()
+        self.attn, self.ffn = attn, ffn
+        self.attn_norm, self.ffn_norm = attn_norm, ffn_norm
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+        x = x + self.dropout(self.attn(self.attn_norm(x), rotation))
+        return x + self.dropout(self.ffn(self.ffn_norm(x)))

@@ -1,0 +1,162 @@
+"""Positions: how the model learns where a token stands.
+
+A position part acts in two places, and is silent in the one it does not use: `forward` adds something to the
+embeddings, `rotation` gives the angles by which attention turns its queries and keys. Positions are explicit, so
+that a window may start anywhere. `max_len` is the number of positions that exist, None where there is no end.
+
+Tensor legend: B batch, T tokens, H heads, K head width, D model width.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine, each (T, 1, K/2), of the angle by which every pair of a head's channels is turned."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class _Rotate(torch.autograd.Function):
+    """Turn the pairs (i, i + K/2) of x (..., T, H, K). Its gradient is the turn back, so nothing is saved of x."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors  # type: ignore[attr-defined]
+        return _turn(grads[0], cos, -sin), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.empty_like(x)
+    turned_first, turned_second = turned.chunk(2, dim=-1)
+    torch.mul(first, cos, out=turned_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=turned_second).addcmul_(first, sin)
+    return turned
+
+
+def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
+    """Turn each head's channel pairs (i, i + K/2) by the rotation's angles; same shape, same dtype."""
+    cos, sin = (table.to(x_BTHK.dtype) for table in rotation)
+    return _Rotate.apply(x_BTHK, cos, sin)
+
+
+class Learned(nn.Module):
+    """Add a learned vector per position: x_t + table[t]. Past the table's end there is nothing.
+
+    Shapes:   x (B, T, D), positions (T,) -> (B, T, D).
+    Source:   Gehring et al. 2017, arXiv:1705.03122; Radford et al. 2019 (GPT-2).
+    """
+
+    def __init__(self, width: int, ctx_len: int) -> None:
+        super().__init__()
+        self.max_len: int | None = ctx_len
+        self.table = nn.Parameter(torch.empty(ctx_len, width))
+
+    def num_params(self) -> int:
+        return self.table.numel()
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self.table[positions]
+
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        return None
+
+
+class Sinusoidal(nn.Module):
+    """Add sines and cosines of the position at geometrically spaced wavelengths. Nothing is learned, nothing ends.
+
+    channel 2i: sin(t / theta^(2i/D)), channel 2i+1: cos of the same angle.
+
+    Shapes:   x (B, T, D), positions (T,) -> (B, T, D).
+    Knobs:    theta, the longest wavelength over 2 pi.
+    Numerics: angles in float32, added in x.dtype.
+    Raises:   ValueError if the width is odd.
+    Source:   Vaswani et al. 2017, arXiv:1706.03762, without its embedding factor sqrt(D).
+    """
+
+    def __init__(self, width: int, *, theta: float = 10000.0) -> None:
+        super().__init__()
+        if width % 2:
+            raise ValueError(f"sinusoidal positions need an even model width, got model.d_model={width}")
+        self.width, self.theta = width, theta
+        self.max_len: int | None = None
+
+    def num_params(self) -> int:
+        return 0
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        angles = positions[:, None].float() * _frequencies(self.width, self.theta, positions.device)
+        waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+        return x + waves.to(x.dtype)
+
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        return None
+
+
+class RoPE(nn.Module):
+    """Rotate queries and keys by an angle that grows with the position, so that scores see distances only.
+
+    pair i (channels i and i + K/2) turns by t * theta^(-2i/K).
+
+    Shapes:   positions (T,) -> cos, sin (T, 1, K/2).
+    Knobs:    theta, the longest wavelength over 2 pi.
+    Numerics: frequencies, positions and their product in float32; only the tables are cast.
+    Raises:   ValueError if the head width is odd.
+    Source:   Su et al. 2021, arXiv:2104.09864; half-split pairing as in GPT-NeoX and Hugging Face's LLaMA, where the
+              paper pairs neighbours (the same model up to the order of channels).
+    """
+
+    def __init__(self, head_width: int, *, theta: float = 10000.0) -> None:
+        super().__init__()
+        if head_width % 2:
+            raise ValueError(
+                f"RoPE turns pairs of channels: it needs an even head width, got {head_width} (model.d_model/model.n_head)"
+            )
+        self.head_width, self.theta = head_width, theta
+        self.max_len: int | None = None
+
+    def num_params(self) -> int:
+        return 0
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x
+
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        angles = positions[:, None].float() * _frequencies(self.head_width, self.theta, positions.device)
+        return Rotation(angles.cos()[:, None], angles.sin()[:, None])
+
+
+class NoPositions(nn.Module):
+    """Give no positions: the causal mask alone tells earlier from later, through what each layer can count.
+
+    Shapes:   x (B, T, D) -> (B, T, D), unchanged.
+    Source:   Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.max_len: int | None = None
+
+    def num_params(self) -> int:
+        return 0
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x
+
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        return None
+
+
+def _frequencies(width: int, theta: float, device: torch.device) -> Tensor:
+    """theta^(-2i/width) for i in 0..width/2, float32: computed afresh, never a buffer that a cast could round."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
+    return 1.0 / theta**exponents

@@ -1,0 +1,197 @@
+"""The pool of runs and the manifests of studies: what lies under outputs, and who may write there.
+
+    outputs/runs/<run>/                one folder a run, owned through an operating-system lock
+    outputs/studies/<study>/study.json the manifest: what a study asks, and which runs answer it
+    outputs/corpora/<sha256>/          what belongs to a text (see rungs.py)
+
+Nothing here imports torch: the report reads the pool where PyTorch is not installed.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from anatomy.axes import AXES
+from anatomy.files import write_json
+
+SCHEMA = 1
+Status = Literal["running", "done", "failed", "diverged", "interrupted"]
+FINISHED: tuple[Status, ...] = ("done", "diverged")  # a diverged run is a result; it is not run again
+
+# Keys of a resolved config that name a run without changing what it computes.
+LABELS = ("base", "scale", "study", "output_dir", "force", "dry_run")
+
+
+class Busy(Exception):
+    """Another process holds the run's folder."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things lie under an outputs folder."""
+
+    outputs: Path
+
+    @property
+    def runs(self) -> Path:
+        return self.outputs / "runs"
+
+    @property
+    def studies(self) -> Path:
+        return self.outputs / "studies"
+
+    def run(self, name: str) -> Path:
+        return self.runs / name
+
+    def study(self, name: str) -> Path:
+        return self.studies / name
+
+
+# ---------------------------------------------------------------------------------------------- identity
+
+
+def run_name(config: Mapping[str, Any], derived: Mapping[str, int], corpus_sha256: str) -> str:
+    """A run's folder name: its parts, sizes, seed and a hash of all that changes its result.
+
+    `config` is the resolved config, `derived` the record's. Sizes left null hash as what they came to, and a text as
+    its content, so the same run asked for by other words gets the same name.
+    """
+    sizes = config["model"]
+    parts = "-".join(part_name(config, axis) for axis in AXES)
+    digest = hashlib.sha256(_canonical_json(_identity(config, derived, corpus_sha256)).encode()).hexdigest()
+    return f"{parts}_{sizes['d_model']}x{sizes['n_layer']}_ctx{sizes['ctx_len']}_seed{config['seed']}_{digest[:10]}"
+
+
+def part_name(config: Mapping[str, Any], axis: str) -> str:
+    """The part that a resolved config puts on an axis: a value, or the name inside the part's own section."""
+    part = config[axis]
+    return str(part["name"] if isinstance(part, Mapping) else part)
+
+
+def _identity(config: Mapping[str, Any], derived: Mapping[str, int], corpus_sha256: str) -> dict[str, Any]:
+    identity = {key: value for key, value in config.items() if key not in LABELS}
+    identity["model"] = {**config["model"], "vocab_size": derived["vocab_size"]}
+    identity["ffn"] = {**config["ffn"], "hidden": derived["ffn_hidden"]}
+    if "n_kv_head" in config["attn"]:
+        identity["attn"] = {**config["attn"], "n_kv_head": derived["n_kv_head"]}
+    split = {key: value for key, value in config["corpus"].items() if key not in ("name", "path")}
+    identity["corpus"] = {**split, "sha256": corpus_sha256}
+    return identity
+
+
+def _canonical_json(content: Any) -> str:
+    return json.dumps(content, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+# ---------------------------------------------------------------------------------------------- run folders
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Own a run's folder for a while, made if it is not there. Raises Busy where another process owns it.
+
+    The operating system frees the lock when its holder ends in whatever way, `kill -9` included.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=1):  # a second, for a report may be probing it
+            yield
+    except Timeout:
+        raise Busy(folder.name) from None
+
+
+def is_owned(folder: Path) -> bool:
+    """Whether a process is at work in the folder."""
+    if not (folder / ".lock").exists():
+        return False
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """A run's record, None where there is none yet. `running` without an owner reads as `interrupted`.
+
+    Raises ValueError on a damaged record.
+    """
+    path = folder / "result.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: not a record of schema {SCHEMA}")
+    if record["status"] == "running" and not is_owned(folder):
+        record["status"] = "interrupted"
+    return record
+
+
+def finite(value: float | None) -> float | None:
+    """The value as strict JSON can hold it: null for what is not finite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+# ---------------------------------------------------------------------------------------------- studies
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One arm and seed of a study, as asked for. `run` is null where the request itself was refused (`error`)."""
+
+    base: str
+    swap: str
+    overrides: Sequence[str]
+    seed: int
+    prediction: Mapping[str, float] | None
+    run: str | None
+    error: str | None
+
+
+def record_entries(folder: Path, spec: Mapping[str, Any], entries: Sequence[Entry]) -> None:
+    """Add entries to a study's manifest, one an arm and seed: asking again replaces what was asked before.
+
+    The spec is kept, with its hash and date, as it stood when the study first started.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        manifest = read_manifest(folder) or {
+            "schema": SCHEMA,
+            "study": folder.name,
+            "spec": dict(spec),
+            "spec_sha256": hashlib.sha256(_canonical_json(spec).encode()).hexdigest(),
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "entries": [],
+        }
+        by_request = {_request(entry): entry for entry in manifest["entries"]}
+        by_request |= {_request(entry): entry for entry in map(asdict, entries)}
+        write_json(folder / "study.json", {**manifest, "entries": list(by_request.values())})
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """A study's manifest, None where there is none. Raises ValueError on a damaged one."""
+    path = folder / "study.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: not a manifest of schema {SCHEMA}")
+    return manifest
+
+
+def _request(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (entry["base"], entry["swap"], tuple(entry["overrides"]), entry["seed"])
