@@ -66,7 +66,7 @@ def run_name(config: Mapping[str, Any], derived: Mapping[str, int], corpus_sha25
     """
     sizes = config["model"]
     parts = "-".join(part_name(config, axis) for axis in AXES)
-    digest = hashlib.sha256(_canonical_json(_identity(config, derived, corpus_sha256)).encode()).hexdigest()
+    digest = hashlib.sha256(_canonical_json(identity(config, derived, corpus_sha256)).encode()).hexdigest()
     return f"{parts}_{sizes['d_model']}x{sizes['n_layer']}_ctx{sizes['ctx_len']}_seed{config['seed']}_{digest[:10]}"
 
 
@@ -76,15 +76,16 @@ def part_name(config: Mapping[str, Any], axis: str) -> str:
     return str(part["name"] if isinstance(part, Mapping) else part)
 
 
-def _identity(config: Mapping[str, Any], derived: Mapping[str, int], corpus_sha256: str) -> dict[str, Any]:
-    identity = {key: value for key, value in config.items() if key not in LABELS}
-    identity["model"] = {**config["model"], "vocab_size": derived["vocab_size"]}
-    identity["ffn"] = {**config["ffn"], "hidden": derived["ffn_hidden"]}
+def identity(config: Mapping[str, Any], derived: Mapping[str, Any], corpus_sha256: str | None) -> dict[str, Any]:
+    """What of a resolved config decides its run's result: no labels, sizes as they came out, the text as its content."""
+    result = {key: value for key, value in config.items() if key not in LABELS}
+    result["model"] = {**config["model"], "vocab_size": derived["vocab_size"]}
+    result["ffn"] = {**config["ffn"], "hidden": derived["ffn_hidden"]}
     if "n_kv_head" in config["attn"]:
-        identity["attn"] = {**config["attn"], "n_kv_head": derived["n_kv_head"]}
+        result["attn"] = {**config["attn"], "n_kv_head": derived["n_kv_head"]}
     split = {key: value for key, value in config["corpus"].items() if key not in ("name", "path")}
-    identity["corpus"] = {**split, "sha256": corpus_sha256}
-    return identity
+    result["corpus"] = {**split, "sha256": corpus_sha256}
+    return result
 
 
 def _canonical_json(content: Any) -> str:
@@ -133,7 +134,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise ValueError(f"{path}: not a record of schema {SCHEMA}")
-    if record["status"] == "running" and not is_owned(folder):
+    if record.get("status") == "running" and not is_owned(folder):
         record["status"] = "interrupted"
     return record
 

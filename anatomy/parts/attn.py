@@ -31,11 +31,12 @@ class _GroupedAttention(nn.Module):
         return self.num_linear_weights() + self.num_biases
 
     def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
-        q_BTHK = self.q_proj(x).unflatten(-1, (self.n_head, self.head_width))
-        k_BTGK = self.k_proj(x).unflatten(-1, (self.n_kv_head, self.head_width))
-        v_BTGK = self.v_proj(x).unflatten(-1, (self.n_kv_head, self.head_width))
+        num_rotated = self.n_head + self.n_kv_head
+        qkv = _joint_linear(x, self.q_proj, self.k_proj, self.v_proj).unflatten(-1, (-1, self.head_width))
+        qk, v_BTGK = qkv.split((num_rotated, self.n_kv_head), dim=-2)
         if rotation is not None:
-            q_BTHK, k_BTGK = rotate(q_BTHK, rotation), rotate(k_BTGK, rotation)
+            qk = rotate(qk, rotation)
+        q_BTHK, k_BTGK = qk.split((self.n_head, self.n_kv_head), dim=-2)
         mixed_BHTK = F.scaled_dot_product_attention(
             q_BTHK.transpose(1, 2),
             k_BTGK.transpose(1, 2),
@@ -44,6 +45,12 @@ class _GroupedAttention(nn.Module):
             enable_gqa=self.n_kv_head != self.n_head,
         )
         return self.o_proj(mixed_BHTK.transpose(1, 2).flatten(-2))
+
+
+def _joint_linear(x: Tensor, *layers: nn.Linear) -> Tensor:
+    """The outputs of several Linear layers side by side, as one product: it reads x once, and its gradient once."""
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    return F.linear(x, torch.cat([layer.weight for layer in layers]), bias)
 
 
 class MultiHead(_GroupedAttention):

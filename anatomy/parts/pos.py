@@ -7,7 +7,7 @@ that a window may start anywhere. `max_len` is the number of positions that exis
 Tensor legend: B batch, T tokens, H heads, K head width, D model width.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,13 @@ class _Rotate(torch.autograd.Function):
     """Turn the pairs (i, i + K/2) of x (..., T, H, K). Its gradient is the turn back, so nothing is saved of x."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
         return _turn(x, cos, sin)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
         return _turn(grads[0], cos, -sin), None, None
 
 

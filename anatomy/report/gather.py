@@ -1,0 +1,342 @@
+"""What lies under a folder: its studies, and the runs that answer them.
+
+Nothing found here is trusted. A record or manifest that cannot be read as what it claims to be becomes a sentence
+about itself, and the rest is reported without it.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+from anatomy.axes import AXES, BASES, Parts
+from anatomy.errors import UserError
+from anatomy.runs import LABELS, Layout, Status, finite, identity, part_name, read_manifest, read_record
+
+ADHOC = "adhoc"
+"""The study of runs that no manifest names."""
+
+Setting = str | int | float | tuple["Setting", ...]
+Settings = Mapping[str, Setting]
+"""A flat config: `train.lr` -> 0.004, and axis -> part. What is null is left out."""
+
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, OSError)
+"""What reading strange JSON can raise."""
+
+NUMBERS = (
+    "num_params",
+    "num_params_by_axis.norm",
+    "num_params_by_axis.attn",
+    "num_params_by_axis.ffn",
+    "flops_per_token",
+    "kv_bytes_per_token",
+    "tokens",
+    "val_loss_nats",
+    "best_val_loss_nats",
+    "best_step",
+    "test_loss_nats",
+    "test_loss_nats_at_best",
+    "test_bits_per_char",
+    "num_test_targets",
+    "tokens_per_s",
+    "data.num_chars",
+    "data.vocab_size",
+    "data.epochs",
+)
+TEXTS = ("error", "data.corpus", "data.sha256", "data.batch_order_sha256", "env.device", "env.commit")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the report reads out of a run's record, checked.
+
+    settings     what makes the run's row: `runs.identity`, flat and without the seed
+    is_resolved  whether the record says what sizes left null came to, and which text it was; a run that failed early
+                 never found out
+    asked        the config as it stood before any of that, to recognise such a run by
+    numbers      NUMBERS -> value, None for what does not exist
+    texts        TEXTS -> value, likewise
+    """
+
+    name: str
+    status: Status
+    base: str | None
+    seed: int
+    parts: Parts
+    settings: Settings
+    is_resolved: bool
+    asked: Settings
+    numbers: Mapping[str, float | None]
+    texts: Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm and seed of a study: what was asked for, and what came of it.
+
+    base     whose table it belongs to; None where that cannot be read
+    asked    the request in the user's words, seed and labels left out: `swap=norm`, or `base`
+    run      the run's folder, None where the request was refused
+    found    the run, None where nothing is there yet
+    refused  why there is no run
+    damage   why what is there cannot be read
+    """
+
+    base: str | None
+    asked: str
+    seed: int | None
+    run: str | None
+    found: Run | None = None
+    refused: str | None = None
+    damage: str | None = None
+
+    @property
+    def status(self) -> str:
+        if self.refused is not None:
+            return "failed"
+        return self.found.status if self.found else "planned"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question and the arms that answer it, in the order of the manifest."""
+
+    name: str
+    spec: Mapping[str, Any]
+    arms: Sequence[Arm]
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All that a folder holds. `outputs` is where its texts' rungs are."""
+
+    outputs: Path
+    studies: Sequence[Study]
+    warnings: Sequence[str] = ()
+
+
+def gather(folder: Path) -> Gathered:
+    """Read an outputs folder, a study's folder, a run's folder, or a folder of runs.
+
+    Runs that no manifest names make up the study `adhoc`; their base is the one their record names.
+
+    Raises: UserError if there is no such folder, or it cannot be read.
+    """
+    if not folder.is_dir():
+        what = "a file, not a folder" if folder.exists() else "no such folder"
+        raise UserError(f"{str(folder)!r}: {what}; type: anatomy-report DIR with a folder of outputs, runs or a study")
+    folder = Path(os.path.abspath(folder))  # so that `.` has a parent
+    try:
+        if (folder / "study.json").exists():
+            return _gather_study(folder)
+        if (folder / "runs").is_dir() or (folder / "studies").is_dir():
+            return _gather_outputs(Layout(folder))
+        is_run = (folder / "result.json").exists()
+        pool = _Pool(folder.parent if is_run else folder)
+        arms = [pool.unasked_arm(name) for name in ([folder.name] if is_run else pool.names())]
+        return Gathered(pool.folder.parent, [Study(ADHOC, {}, arms)] if arms else [])
+    except OSError as error:
+        raise UserError(f"{str(folder)!r}: cannot read it ({error.strerror})") from error
+
+
+def pick_study(gathered: Gathered, name: str) -> Gathered:
+    """Keep only the study of that name. Raises UserError if there is none."""
+    studies = [study for study in gathered.studies if study.name == name]
+    if not studies:
+        names = sorted(study.name for study in gathered.studies)
+        near = "".join(f" Did you mean {match}?" for match in get_close_matches(name, names, n=1))
+        raise UserError(f"--study {name}: no such study here; there is {', '.join(names) or 'none'}.{near}")
+    return Gathered(gathered.outputs, studies, gathered.warnings)
+
+
+def _gather_study(folder: Path) -> Gathered:
+    layout = Layout(folder.parent.parent)
+    try:
+        study = _read_study(folder, _Pool(layout.runs))
+    except ValueError as error:
+        return Gathered(layout.outputs, [], [f"damaged manifest: {error}"])
+    if not layout.runs.is_dir():
+        study = replace(study, warnings=[*study.warnings, "no folder of runs two levels up, so nothing is done yet"])
+    return Gathered(layout.outputs, [study])
+
+
+def _gather_outputs(layout: Layout) -> Gathered:
+    pool = _Pool(layout.runs)
+    studies: list[Study] = []
+    warnings: list[str] = []
+    for folder in _subfolders(layout.studies, "study.json"):
+        try:
+            studies.append(_read_study(folder, pool))
+        except ValueError as error:
+            warnings.append(f"damaged manifest: {error}")
+    named = {arm.run for study in studies for arm in study.arms}
+    unasked = [pool.unasked_arm(name) for name in pool.names() if name not in named]
+    if unasked:
+        adhoc = next((study for study in studies if study.name == ADHOC), Study(ADHOC, {}, []))
+        joined = replace(adhoc, arms=[*adhoc.arms, *unasked])
+        studies = [*(study for study in studies if study is not adhoc), joined]
+    return Gathered(layout.outputs, studies, warnings)
+
+
+def _read_study(folder: Path, pool: "_Pool") -> Study:
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise ValueError(f"{folder.name}: gone while it was read")
+    name, spec, entries = (manifest.get(key) for key in ("study", "spec", "entries"))
+    if not (isinstance(name, str) and isinstance(spec, Mapping) and isinstance(entries, list)):
+        raise ValueError(f"{folder.name}: it needs study (text), spec (object) and entries (list)")
+    arms, warnings = [], []
+    for index, entry in enumerate(entries):
+        try:
+            arms.append(pool.asked_arm(entry))
+        except _DAMAGE as error:
+            warnings.append(f"entry {index} of the manifest is damaged and left out ({error!r})")
+    return Study(name, spec, arms, warnings)
+
+
+class _Pool:
+    """A folder of runs. Each is read once, however many studies name it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[str, Run | str | None] = {}
+
+    def names(self) -> list[str]:
+        return [folder.name for folder in _subfolders(self.folder, "result.json")]
+
+    def asked_arm(self, entry: Mapping[str, Any]) -> Arm:
+        """The arm of a manifest's entry. Raises ValueError, LookupError or TypeError on a damaged entry."""
+        base, swap, overrides, seed = (entry[key] for key in ("base", "swap", "overrides", "seed"))
+        run, refused = entry["run"], entry["error"]
+        words = {word for word in overrides if word.partition("=")[0] not in (*LABELS, "seed")}
+        if swap not in ("", "none") and not any(word.startswith("swap=") for word in words):
+            words.add(f"swap={swap}")
+        if base not in BASES or type(seed) is not int or not isinstance(run if refused is None else refused, str):
+            raise ValueError(f"base={base} seed={seed} run={run} error={refused}")
+        asked = " ".join(sorted(words)) or "base"
+        if refused is not None:
+            return Arm(base, asked, seed, None, refused=refused)
+        found = self._find(run)
+        if isinstance(found, str):
+            return Arm(base, asked, seed, run, damage=found)
+        return Arm(base, asked, seed, run, found=found)
+
+    def unasked_arm(self, name: str) -> Arm:
+        """The arm of a run that no manifest names, so only its own record says whose it is."""
+        found = self._find(name)
+        if isinstance(found, str):
+            return Arm(None, name, None, name, damage=found)
+        if found is None or found.base not in BASES:
+            what = "gone while it was read" if found is None else f"base={found.base} is none of {', '.join(BASES)}"
+            return Arm(None, name, None, name, damage=what)
+        return Arm(found.base, name, found.seed, name, found=found)
+
+    def _find(self, name: str) -> Run | str | None:
+        """The run, None where there is no record, or what is wrong with it."""
+        if name not in self._read:
+            folder = self.folder / name
+            try:
+                record = read_record(folder)
+                self._read[name] = None if record is None else parse_record(name, record)
+            except _DAMAGE as error:
+                reason = str(error).removeprefix(f"{folder / 'result.json'}: ")
+                self._read[name] = f"damaged record: {reason}"
+        return self._read[name]
+
+
+def parse_record(name: str, record: Mapping[str, Any]) -> Run:
+    """Check a run's record and take out of it what the report needs.
+
+    Raises ValueError, or what Python raises where a value is not of its kind, on a damaged record.
+    """
+    status, seed, config = record.get("status"), record.get("seed"), record.get("config")
+    if status not in get_args(Status):
+        raise ValueError(f"status {status!r} is none of {', '.join(get_args(Status))}")
+    if type(seed) is not int:
+        raise ValueError(f"seed {seed!r} is no whole number")
+    if not isinstance(config, Mapping):
+        raise ValueError("no config")
+    numbers = {key: _number(record, key) for key in NUMBERS}
+    texts = {key: _text(record, key) for key in TEXTS}
+    if status == "done" and numbers["test_loss_nats"] is None:
+        raise ValueError("done, but without test_loss_nats")
+
+    asked_sizes = {
+        "vocab_size": config["model"]["vocab_size"],
+        "ffn_hidden": config["ffn"].get("hidden"),
+        "n_kv_head": config["attn"].get("n_kv_head"),
+    }
+    derived = {key: value for key, value in (record.get("derived") or {}).items() if value is not None}
+    parts = {axis: part_name(config, axis) for axis in AXES}
+    return Run(
+        name=name,
+        status=status,
+        base=_text(config, "base"),
+        seed=seed,
+        parts=parts,
+        settings=_settings(identity(config, asked_sizes | derived, texts["data.sha256"]), parts),
+        is_resolved=bool(derived) and texts["data.sha256"] is not None,
+        asked=_settings({key: value for key, value in config.items() if key not in LABELS}, parts),
+        numbers=numbers,
+        texts=texts,
+    )
+
+
+def _settings(config: Mapping[str, Any], parts: Parts) -> Settings:
+    leaves = dict(_leaves(config))
+    for key in ("seed", *(f"{axis}.{word}" for axis in AXES for word in ("name", "class"))):
+        leaves.pop(key, None)
+    return leaves | parts
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Setting]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield prefix + key, _frozen(value)
+
+
+def _frozen(value: Any) -> Setting:
+    if isinstance(value, list):
+        return tuple(_frozen(item) for item in value)
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r} is no setting")
+    return value
+
+
+def _at(record: Mapping[str, Any], path: str) -> Any:
+    value: Any = record
+    for key in path.split("."):
+        value = None if value is None else value.get(key)
+    return value
+
+
+def _number(record: Mapping[str, Any], path: str) -> float | None:
+    value = _at(record, path)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"{path} {value!r} is no number")
+    return finite(value)
+
+
+def _text(record: Mapping[str, Any], path: str) -> str | None:
+    value = _at(record, path)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{path} {value!r} is no text")
+    return value
+
+
+def _subfolders(folder: Path, marker: str) -> list[Path]:
+    """The subfolders that hold a file named `marker`, so that run_2 comes before run_10."""
+    if not folder.is_dir():
+        return []
+    return sorted((file.parent for file in folder.glob(f"*/{marker}")), key=_natural_key)
+
+
+def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
+    pieces = re.split(r"([0-9]+)", path.name)
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces], path.name
