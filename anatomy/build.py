@@ -41,15 +41,18 @@ def knobs_of(part: type[nn.Module]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def knob_faults(config: Config) -> list[str]:
-    """Every knob that its part does not take, lacks, or cannot use: a line each."""
-    return [fault for axis in SWAPPED_AXES for fault in _part_faults(axis, getattr(config, axis))]
+def part_faults(resolved: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the parts of a resolved config: classes that are not there, knobs that their part does not
+    take, lacks, or cannot use. A line each."""
+    return [fault for axis in SWAPPED_AXES for fault in _part_faults(axis, resolved.get(axis))]
 
 
-def _part_faults(axis: str, section: Mapping[str, Any]) -> list[str]:
+def _part_faults(axis: str, section: Any) -> list[str]:
     classes = part_classes(axis)
-    if section["class"] not in classes:
-        return [f"{axis}.class={section['class']}: not a class of this axis; it can be {', '.join(classes)}"]
+    if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
+        return [f"{axis}: needs the section of a part, with its name and class; type {axis}=NAME"]
+    if section.get("class") not in classes:
+        return [f"{axis}.class={section.get('class')}: not a class of this axis; it can be {', '.join(classes)}"]
     where, given = f"{axis}={section['name']}", _knobs(section)
     part = classes[section["class"]]
     allowed, hints = knobs_of(part), typing.get_type_hints(part.__init__)
@@ -61,7 +64,9 @@ def _part_faults(axis: str, section: Mapping[str, Any]) -> list[str]:
             faults.append(f"{where}: no knob '{name}'; it takes {takes}.{meant}")
         elif fault := value_fault(hints[name], f"{axis}.{name}", value):
             faults.append(fault)
-    return faults + [f"{where}: {axis}.{name} is missing; it cannot be removed" for name in allowed.keys() - given.keys()]
+    return faults + [
+        f"{where}: {axis}.{name} is missing; it cannot be removed" for name in allowed.keys() - given.keys()
+    ]
 
 
 def _knobs(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +81,9 @@ def build_model(config: Config, num_symbols: int, *, device: str | torch.device 
     sizes, faults = config.model, []
     vocab_size = num_symbols if sizes.vocab_size is None else sizes.vocab_size
     if vocab_size < num_symbols:
-        faults.append(f"model.vocab_size={vocab_size}: the text has {num_symbols} distinct characters; take null or more")
+        faults.append(
+            f"model.vocab_size={vocab_size}: the text has {num_symbols} distinct characters; take null or more"
+        )
     if sizes.d_model % sizes.n_head:
         faults.append(f"model.n_head={sizes.n_head} does not divide model.d_model={sizes.d_model}")
     given = {
@@ -101,7 +108,7 @@ def build_model(config: Config, num_symbols: int, *, device: str | torch.device 
                 faults.append(f"{axis}={config.parts[axis]}: {error}")
         if faults:
             raise UserError("\n".join(dict.fromkeys(faults)))
-        block = part_classes("placement")[config.placement["class"]]
+        block: Any = part_classes("placement")[config.placement["class"]]
         model = Transformer(
             vocab_size=vocab_size,
             num_symbols=num_symbols,

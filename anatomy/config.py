@@ -127,7 +127,6 @@ def parse_config(resolved: Mapping[str, Any]) -> tuple[Config | None, list[str]]
         for key, allowed in choices.items()
         if getattr(config, key) not in allowed
     ]
-    faults += [f"{axis}: a part needs a name and a class" for axis in SWAPPED_AXES if not _is_part(getattr(config, axis))]
     return (None if faults else config), faults
 
 
@@ -158,10 +157,6 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     return f" Did you mean {near[0]}?" if near else ""
 
 
-def _is_part(section: Mapping[str, Any]) -> bool:
-    return all(isinstance(section.get(key), str) for key in ("name", "class"))
-
-
 def _fault(details: ErrorDetails, key: str | None = None) -> str:
     """One line for one of pydantic's errors: where, what was wrong, what is allowed."""
     key = key or ".".join(map(str, details["loc"]))
@@ -170,4 +165,4 @@ def _fault(details: ErrorDetails, key: str | None = None) -> str:
     if details["type"] == "extra_forbidden":
         return f"{key}: no such setting.{did_you_mean(key, known_keys())}"
     reason = details["msg"].removeprefix("Input ").replace("valid integer", "whole number")
-    return f"{key}={details['input']!r}: {reason}"
+    return f"{key}={json.dumps(details['input'], ensure_ascii=False, default=repr)}: {reason}"

@@ -1,10 +1,14 @@
-"""Writing files so that a crash at any moment leaves the old one or the new one, never half of either."""
+"""Files: where the configs lie, and writing them so that a crash leaves the old one or the new one, never half."""
 
 import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
+
+_HERE = Path(__file__).resolve().parent
+CONF = next(folder for folder in (_HERE / "conf", _HERE.parent / "conf") if (folder / "config.yaml").is_file())
+"""The folder of configs: inside the package in a wheel, beside it in a checkout."""
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -9,6 +9,7 @@ Tensor legend: B batch, T tokens, D model width, V vocabulary.
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,9 @@ class Transformer(nn.Module):
     Args:     num_symbols: how many of the vocabulary's rows stand for a symbol of the text; the surplus (a vocabulary
               padded to a round size) takes no part in the softmax, so it is neither learned nor ever sampled.
     """
+
+    pos: Any  # parts are of any class that keeps their axis's interface, which nn.Module's own types cannot say
+    blocks: Any
 
     def __init__(
         self,
@@ -50,13 +54,15 @@ class Transformer(nn.Module):
     @property
     def max_len(self) -> int | None:
         """How many positions exist; None where there is no end."""
-        return self.pos.max_len  # type: ignore[return-value]
+        return self.pos.max_len
 
     def hidden(self, ids: Tensor) -> Tensor:
         """What the output layer reads: (B, T) -> (B, T, D). Raises ValueError past the last position."""
         num_tokens = ids.shape[1]
         if self.max_len is not None and num_tokens > self.max_len:
-            raise ValueError(f"position {num_tokens} does not exist: the table of learned positions ends at {self.max_len}")
+            raise ValueError(
+                f"position {num_tokens} does not exist: the table of learned positions ends at {self.max_len}"
+            )
         positions = torch.arange(num_tokens, device=ids.device)
         x = self.dropout(self.pos(self.embed(ids), positions))
         rotation = self.pos.rotation(positions)
@@ -115,6 +121,11 @@ class Transformer(nn.Module):
 
 
 LOSS_IN_CHUNKS = nn.LinearCrossEntropyOptions()
+
+
+def autocast(device: torch.device, dtype: str) -> torch.autocast:
+    """bfloat16 where an operation allows it, if `dtype` is bf16; weights stay float32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bf16")
 
 
 def initialise(model: Transformer, init: str, *, seed: int, salt: int = 0) -> None:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,7 +77,7 @@ def part_name(config: Mapping[str, Any], axis: str) -> str:
 
 
 def identity(config: Mapping[str, Any], derived: Mapping[str, Any], corpus_sha256: str | None) -> dict[str, Any]:
-    """What of a resolved config decides its run's result: no labels, sizes as they came out, the text as its content."""
+    """What of a resolved config decides its run's result: not labels; sizes as they came out, the text as content."""
     result = {key: value for key, value in config.items() if key not in LABELS}
     result["model"] = {**config["model"], "vocab_size": derived["vocab_size"]}
     result["ffn"] = {**config["ffn"], "hidden": derived["ffn_hidden"]}
@@ -172,7 +172,7 @@ def record_entries(folder: Path, spec: Mapping[str, Any], entries: Sequence[Entr
             "study": folder.name,
             "spec": dict(spec),
             "spec_sha256": hashlib.sha256(_canonical_json(spec).encode()).hexdigest(),
-            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "entries": [],
         }
         by_request = {_request(entry): entry for entry in manifest["entries"]}

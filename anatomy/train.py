@@ -5,8 +5,6 @@ It knows no command line and prints nothing: runner.py drives it and keeps its r
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,8 @@ from torch import Tensor, nn
 
 from anatomy.config import TrainConfig
 from anatomy.corpus import BatchOrder, Corpus
-from anatomy.model import Transformer
+from anatomy.model import Transformer, autocast
 
-NUM_CURVE_WINDOWS = 200
-NUM_FINAL_WINDOWS = 1600
-EVAL_TOKENS = 8192  # tokens of one forward pass in an evaluation
 EXPLODED = 3.0  # times the larger of ln V and the first loss
 
 
@@ -33,8 +28,8 @@ class Training:
     A step takes `grad_accum_steps` micro-batches of `batch_size` windows. They all hold the same number of targets, so
     the mean over micro-batches is the mean over targets.
 
-    Raises Diverged from `step`. Dropout draws from torch's own generator, which `seed` starts and `state` keeps; batches
-    come from `order` and nothing else, so neither dropout nor an evaluation can change them.
+    Raises Diverged from `step`. Dropout draws from torch's own generator, which `seed` starts and `state` keeps;
+    batches come from `order` and nothing else, so neither dropout nor an evaluation can change them.
     """
 
     def __init__(
@@ -59,7 +54,8 @@ class Training:
         self.train_s = 0.0
         self.first_loss_nats = math.nan
         self.last_loss_nats = math.nan
-        self.last_grad_norm = math.nan
+        self.last_lr: float | None = None
+        self.last_grad_norm: float | None = None
         self.max_grad_norm = 0.0
         self.num_clipped = 0
         self._loss_sum = 0.0  # since the last evaluation
@@ -69,24 +65,25 @@ class Training:
         """Draw the next batch and move every weight once."""
         began = time.perf_counter()
         config = self.config
+        self.last_lr = learning_rate(self.num_steps, config)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.num_steps, config)
+            group["lr"] = self.last_lr
         total = torch.zeros((), device=self.device)
         for _ in range(config.grad_accum_steps):
             inputs, targets = self._batch(self.order.draw(config.batch_size))
             with autocast(self.device, config.dtype):
                 loss = self.model.mean_loss_nats(inputs, targets) / config.grad_accum_steps
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.detach()
-        grad_norm = nn.utils.clip_grad_norm_(self.parameters, config.grad_clip, foreach=True)
-        self.last_loss_nats, self.last_grad_norm = total.item(), grad_norm.item()
-        self._refuse_divergence()
+        loss_nats, grad_norm = total.item(), nn.utils.clip_grad_norm_(self.parameters, config.grad_clip).item()
+        self._refuse_divergence(loss_nats, grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.num_steps += 1
-        self.max_grad_norm = max(self.max_grad_norm, self.last_grad_norm)
-        self.num_clipped += self.last_grad_norm > config.grad_clip
-        self._loss_sum += self.last_loss_nats
+        self.last_loss_nats, self.last_grad_norm = loss_nats, grad_norm
+        self.max_grad_norm = max(self.max_grad_norm, grad_norm)
+        self.num_clipped += grad_norm > config.grad_clip
+        self._loss_sum += loss_nats
         self._num_summed += 1
         self.train_s += time.perf_counter() - began
 
@@ -122,16 +119,15 @@ class Training:
         inputs, targets = self.corpus.batch_at(starts, self.ctx_len)
         return torch.from_numpy(inputs).to(self.device), torch.from_numpy(targets).to(self.device)
 
-    def _refuse_divergence(self) -> None:
-        loss = self.last_loss_nats
+    def _refuse_divergence(self, loss_nats: float, grad_norm: float) -> None:
         if self.num_steps == 0:
-            self.first_loss_nats = loss
+            self.first_loss_nats = loss_nats
         where = f"step {self.num_steps + 1}"
-        if not math.isfinite(loss) or not math.isfinite(self.last_grad_norm):
-            raise Diverged(f"{where}: loss {loss:g} nats, gradient norm {self.last_grad_norm:g}")
+        if not math.isfinite(loss_nats) or not math.isfinite(grad_norm):
+            raise Diverged(f"{where}: loss {loss_nats:g} nats, gradient norm {grad_norm:g}")
         ceiling = EXPLODED * max(math.log(self.model.num_symbols), self.first_loss_nats)
-        if loss > ceiling:
-            raise Diverged(f"{where}: loss {loss:.3g} nats, above {EXPLODED:g} times where it began ({ceiling:.3g})")
+        if loss_nats > ceiling:
+            raise Diverged(f"{where}: loss {loss_nats:.3g} nats, above {EXPLODED:g} times where it began")
 
 
 COUNTERS = ("num_steps", "train_s", "first_loss_nats", "max_grad_norm", "num_clipped")
@@ -158,40 +154,3 @@ def learning_rate(step: int, config: TrainConfig) -> float:
         return config.lr
     progress = (step - config.warmup_steps) / max(1, config.steps - 1 - config.warmup_steps)
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2)
-
-
-def autocast(device: torch.device, dtype: str) -> torch.autocast:
-    """bfloat16 where an operation allows it, if `dtype` is bf16; weights stay float32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bf16")
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off and no gradients, and training mode as it was afterwards."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        model.train(was_training)
-
-
-def window_losses(
-    model: Transformer, corpus: Corpus, starts: np.ndarray, length: int, *, dtype: str
-) -> np.ndarray:
-    """The loss of every target of the windows at `starts`, nats: float32 (windows, length). Draws no random number."""
-    device = model.embed.weight.device
-    losses = np.empty((len(starts), length), dtype=np.float32)
-    num_at_once = max(1, EVAL_TOKENS // length)
-    with evaluating(model), autocast(device, dtype):
-        for begin in range(0, len(starts), num_at_once):
-            inputs, targets = corpus.batch_at(starts[begin : begin + num_at_once], length)
-            batch = model.losses_nats(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
-            losses[begin : begin + num_at_once] = batch.cpu().numpy()
-    return losses
-
-
-def mean_nats(losses: np.ndarray) -> float:
-    """The mean of single losses, summed in float64."""
-    return float(losses.mean(dtype=np.float64))

@@ -34,3 +34,8 @@ def run_click(command: click.Command) -> NoReturn:
         refuse(error)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped, line ends and tabs excepted: shown, it cannot act on a terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)

@@ -73,9 +73,7 @@ class GroupedQuery(_GroupedAttention):
     Source:   Ainslie et al. 2023, arXiv:2305.13245.
     """
 
-    def __init__(
-        self, width: int, n_head: int, head_width: int, bias: bool, *, n_kv_head: int | None = None
-    ) -> None:
+    def __init__(self, width: int, n_head: int, head_width: int, bias: bool, *, n_kv_head: int | None = None) -> None:
         divisors = [g for g in range(1, n_head + 1) if n_head % g == 0]
         if n_kv_head is None:
             if n_head == 1:

@@ -9,7 +9,19 @@ from torch import Tensor, nn
 from anatomy.parts.pos import Rotation
 
 
-class PostNorm(nn.Module):
+class _Block(nn.Module):
+    """What blocks have in common: two sub-layers, a norm for each, dropout. Subclasses wire them."""
+
+    def __init__(
+        self, attn: nn.Module, ffn: nn.Module, attn_norm: nn.Module, ffn_norm: nn.Module, dropout: nn.Module
+    ) -> None:
+        super().__init__()
+        self.attn, self.ffn = attn, ffn
+        self.attn_norm, self.ffn_norm = attn_norm, ffn_norm
+        self.dropout = dropout
+
+
+class PostNorm(_Block):
     """Normalise after each sum: x = norm(x + sublayer(x)). The last norm of the last block ends the model.
 
     Shapes:   x (B, T, D) -> (B, T, D).
@@ -18,20 +30,12 @@ class PostNorm(nn.Module):
 
     has_final_norm = False
 
-    def __init__(
-        self, attn: nn.Module, ffn: nn.Module, attn_norm: nn.Module, ffn_norm: nn.Module, dropout: nn.Module
-    ) -> None:
-        super().__init__()
-        self.attn, self.ffn = attn, ffn
-        self.attn_norm, self.ffn_norm = attn_norm, ffn_norm
-        self.dropout = dropout
-
     def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
         x = self.attn_norm(x + self.dropout(self.attn(x, rotation)))
         return self.ffn_norm(x + self.dropout(self.ffn(x)))
 
 
-class PreNorm(nn.Module):
+class PreNorm(_Block):
     """Normalise what each sub-layer reads: x = x + sublayer(norm(x)). The stream itself is never normalised.
 
     Shapes:   x (B, T, D) -> (B, T, D).
@@ -39,14 +43,6 @@ class PreNorm(nn.Module):
     """
 
     has_final_norm = True
-
-    def __init__(
-        self, attn: nn.Module, ffn: nn.Module, attn_norm: nn.Module, ffn_norm: nn.Module, dropout: nn.Module
-    ) -> None:
-        super().__init__()
-        self.attn, self.ffn = attn, ffn
-        self.attn_norm, self.ffn_norm = attn_norm, ffn_norm
-        self.dropout = dropout
 
     def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
         x = x + self.dropout(self.attn(self.attn_norm(x), rotation))

@@ -1,0 +1,145 @@
+"""The self-check for a reader: does this installation do what it says, shown in numbers, in seconds.
+
+Every check says what was asked, what was found and whether it is as it should be; none of them needs a run.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import torch
+
+from anatomy.axes import BASES, SWAPPED_AXES
+from anatomy.build import build_model
+from anatomy.compose import read_command
+from anatomy.config import Config, parse_config
+from anatomy.corpus import load_corpus
+from anatomy.errors import UserError
+from anatomy.files import CONF
+from anatomy.model import Transformer, initialise
+from anatomy.parts.pos import RoPE, rotate
+from anatomy.texts import TEXTS
+
+PACKAGES = ("torch", "hydra-core", "omegaconf", "numpy", "safetensors")
+NUM_SYMBOLS = 31  # tiny sizes, primes where they may be, so that no two are mixed up unseen
+SIZES = ("model.d_model=24", "model.n_layer=2", "model.n_head=4", "model.ctx_len=13")
+SHIFT = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the self-check. `is_good` None: nothing to judge, only to know."""
+
+    subject: str
+    found: str
+    is_good: bool | None
+
+
+def check_all() -> Iterator[Finding]:
+    """Every check in turn. A check that breaks is a finding, not a traceback."""
+    for check in (_environment, _corpora, _first_losses, _parts, _rope, _cache_free_identities):
+        try:
+            yield from check()
+        except Exception as error:  # a self-check tells what is broken, whatever it is
+            yield Finding(check.__name__.strip("_").replace("_", " "), f"{type(error).__name__}: {error}", False)
+
+
+def _environment() -> Iterator[Finding]:
+    yield Finding("versions", ", ".join(f"{name} {version(name)}" for name in PACKAGES), None)
+    devices = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    there = [name for name, is_there in devices.items() if is_there]
+    yield Finding("devices", ", ".join(["cpu", *there]), None)
+
+
+def _corpora() -> Iterator[Finding]:
+    for name in TEXTS:
+        try:
+            corpus = load_corpus(name)
+        except UserError as error:
+            yield Finding(f"corpus {name}", str(error), None)
+        else:
+            found = f"{corpus.num_chars:,} characters, {len(corpus.vocabulary):,} distinct, sha256 as pinned"
+            yield Finding(f"corpus {name}", found, True)
+
+
+def _first_losses() -> Iterator[Finding]:
+    """At the start a model knows nothing: its loss is ln V, and a little for the spread of its logits."""
+    for base in BASES:
+        model = _model(f"base={base}")
+        ids = _ids(model, batch_size=64)
+        loss = model.mean_loss_nats(ids[:, :-1], ids[:, 1:]).item()
+        found = f"{loss:.3f} nats before training; ln {NUM_SYMBOLS} = {math.log(NUM_SYMBOLS):.3f}"
+        yield Finding(f"base={base}", found, abs(loss - math.log(NUM_SYMBOLS)) < 0.05)
+
+
+def _parts() -> Iterator[Finding]:
+    """Every part on every base: a pass forward, a pass backward, and its parameters against the formula."""
+    for axis in SWAPPED_AXES:
+        for name in sorted(file.stem for file in (CONF / axis).glob("*.yaml")):
+            problems = [p for base in BASES if (p := _problem(_model(f"base={base}", f"{axis}={name}")))]
+            found = "; ".join(problems) or "forward, backward and parameters right on every base"
+            yield Finding(f"{axis}={name}", found, not problems)
+
+
+def _problem(model: Transformer) -> str | None:
+    ids = _ids(model)
+    loss = model.mean_loss_nats(ids[:, :-1], ids[:, 1:])
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    if silent := [name for name, gradient in gradients.items() if gradient is None or not gradient.isfinite().all()]:
+        return f"no finite gradient for {', '.join(silent)}"
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    formula = sum(model.num_params_by_axis().values())
+    return None if counted == formula else f"{counted:,} parameters, the formula says {formula:,}"
+
+
+def _rope() -> Iterator[Finding]:
+    """Attention scores under RoPE before and after every position is shifted."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 13, 1, 8, generator=generator)
+    rope = RoPE(8)
+
+    def scores(shift: int) -> torch.Tensor:
+        rotation = rope.rotation(torch.arange(13) + shift)
+        return torch.einsum("bthk,bshk->bhts", rotate(q, rotation), rotate(k, rotation))
+
+    moved = (scores(SHIFT) - scores(0)).abs().max().item()
+    example = scores(0)[0, 0, 7, 3].item(), scores(SHIFT)[0, 0, 7, 3].item()
+    found = (
+        f"score of tokens 7 and 3: {example[0]:.6f}, shifted by {SHIFT}: {example[1]:.6f}; largest change {moved:.0e}"
+    )
+    yield Finding("RoPE sees distances", found, moved < 1e-5)
+
+
+def _cache_free_identities() -> Iterator[Finding]:
+    """A later token never changes what a model says of earlier ones."""
+    for base in BASES:
+        model = _model(f"base={base}").eval()
+        ids = _ids(model)[:, :-1]
+        changed = ids.clone()
+        changed[:, -1] = (changed[:, -1] + 1) % NUM_SYMBOLS
+        with torch.no_grad():
+            moved = (model(ids) - model(changed))[:, :-1].abs().max().item()
+        yield Finding(
+            f"base={base} is causal", f"earlier logits move by {moved:.0e} when the last token changes", moved == 0
+        )
+
+
+def _config(*words: str) -> Config:
+    (request,) = read_command([*words, *SIZES], multirun=False).requests
+    config, faults = parse_config(request.resolved)
+    assert config is not None, faults
+    return config
+
+
+def _model(*words: str) -> Transformer:
+    config = _config(*words)
+    model = build_model(config, NUM_SYMBOLS, device="cpu")
+    initialise(model, config.init, seed=0)
+    return model
+
+
+def _ids(model: Transformer, batch_size: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(model.num_symbols, (batch_size, 14), generator=generator)

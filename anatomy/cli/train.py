@@ -1,0 +1,181 @@
+"""anatomy-train: train one composition, or sweep. Speaks Hydra's override grammar; naming a study makes it a sweep."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from anatomy import __version__
+from anatomy.cli.common import DONE, FAILED, INTERRUPTED, console, printable, refuse
+from anatomy.errors import UserError
+from anatomy.files import CONF
+
+if TYPE_CHECKING:
+    from anatomy.runner import Job
+    from anatomy.sweep import Plan
+
+USAGE = """\
+anatomy-train [SETTING=VALUE ...]            train one composition
+anatomy-train -m SETTING=VALUE,VALUE ...     sweep: every combination of the values
+anatomy-train study=NAME [SETTING=VALUE ...] run a study, or what is left of it
+
+anatomy-train norm=rms pos=rope              the 2017 Transformer with two parts of LLaMA
+anatomy-train base=llama swap=norm           LLaMA with the norm of the 2017 Transformer
+anatomy-train -m ffn=gelu,swiglu seed=0,1,2  six runs
+anatomy-train study=swaps dry_run=true       print the plan and stop
+anatomy-train --cfg job norm=rms             print the config and stop
+"""
+GROUPS = (
+    "base",
+    "norm",
+    "placement",
+    "pos",
+    "attn",
+    "ffn",
+    "bias",
+    "tying",
+    "init",
+    "swap",
+    "scale",
+    "corpus",
+    "study",
+)
+
+
+def help_text() -> str:
+    """Usage, every choice with its one-line comment, and the settings, read from the YAML files as they stand."""
+    lines = [USAGE]
+    for group in GROUPS:
+        files = sorted((CONF / group).glob("*.yaml"))
+        lines += [f"{group}=", *(f"  {file.stem:<16} {_comment(file)}" for file in files)]
+    settings = (CONF / "config.yaml").read_text(encoding="utf-8").split("\n\n", 1)[1].split("\n\nhydra:")[0]
+    train = (CONF / "train" / "default.yaml").read_text(encoding="utf-8")
+    return "\n".join(
+        [*lines, "", settings, "", "train.*, for example train.lr=1e-3; also steps batch_size lr schedule", train]
+    )
+
+
+def _comment(file: Path) -> str:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return next((line[2:] for line in lines if line.startswith("# ") and "@package" not in line), "")
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    if "--version" in words:
+        print(f"anatomy-train {__version__}")
+        return
+    if "--help" in words or "-h" in words:
+        print(help_text())
+        return
+    try:
+        sys.exit(_main(words))
+    except UserError as error:
+        refuse(error)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from the last evaluation", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _main(words: list[str]) -> int:
+    from hydra._internal.utils import get_args_parser
+
+    args = get_args_parser().parse_args(words)
+    if args.hydra_help or args.cfg or args.info or args.shell_completion:
+        return _leave_to_hydra(words)
+    if args.config_name or args.config_path or args.experimental_rerun or args.package or args.resolve:
+        raise UserError("anatomy-train: of Hydra's flags it takes --multirun, --config-dir, --cfg, --info and --help")
+
+    from anatomy.compose import read_command, shadowed
+    from anatomy.sweep import make_plan, write_manifest
+
+    for name in shadowed(args.config_dir) if args.config_dir else ():
+        print(f"{args.config_dir}: {name} has the name of a built-in file, which wins; rename yours", file=sys.stderr)
+    asked = read_command(args.overrides, multirun=args.multirun or bool(args.run), config_dir=args.config_dir)
+    plan = make_plan(asked)
+    out = console()
+    dry_run = plan.runs[0].config.dry_run
+    if asked.is_sweep or dry_run:
+        out.print(f"{plan.study.name}: {plan}")
+    if dry_run:
+        return DONE
+    write_manifest(plan)
+    return _sweep(plan) if asked.is_sweep else _single(plan)
+
+
+def _single(plan: "Plan") -> int:
+    """Train one run, its progress shown. A finished one is shown again, not run again."""
+    from anatomy.cli.progress import RunProgress
+    from anatomy.runner import run
+    from anatomy.runs import Busy
+
+    (planned,) = plan.runs
+    job = planned.job
+    assert job is not None  # a lone run that was refused has raised
+    out = console()
+    out.print(
+        f"{job.name}\n{job.corpus.name}: {job.corpus.num_chars:,} characters, {len(job.corpus.vocabulary)} distinct"
+    )
+    for note in job.corpus.notes:
+        out.print(f"note: {note}")
+    out.print(f"{sum(job.model.num_params_by_axis().values()):,} parameters, {_sizes(job)}")
+    if planned.was_done:
+        out.print("done before; force=true runs it again")
+    try:
+        with RunProgress(out, planned.config.train.steps) as progress:
+            record = run(job, planned.request.overrides, progress)
+    except Busy:
+        print(f"{job.name} is busy: another process is at work in {job.folder}", file=sys.stderr)
+        return FAILED
+    if record["status"] == "failed":
+        print(f"failed: {record['error']} (see {job.folder / 'run.log'})", file=sys.stderr)
+        return FAILED
+    if record["status"] == "diverged":
+        out.print(f"diverged: {record['error']}")
+    else:
+        out.print(
+            f"test {record['test_loss_nats']:.4f} nats, {record['test_bits_per_char']:.4f} bits per character; "
+            f"best validation {record['best_val_loss_nats']:.4f} at step {record['best_step']}; "
+            f"{record['tokens_per_s'] or 0:,.0f} tokens/s"
+        )
+        out.print(Text(printable(record["sample"])))
+    out.print(f"{job.folder}")
+    return DONE
+
+
+def _sizes(job: "Job") -> str:
+    from anatomy.build import derived
+
+    sizes = derived(job.model)
+    return ", ".join(f"{name} {value}" for name, value in sizes.items())
+
+
+def _sweep(plan: "Plan") -> int:
+    """Launch what a sweep has left to do; sum up by status."""
+    from anatomy.cli.progress import sweep_progress
+    from anatomy.sweep import launch, reasons, summarise
+
+    out = console()
+    broken: list[str] = []
+    if plan.to_do:
+        with sweep_progress(out, plan):
+            broken = launch(plan)
+    for line in [*reasons(plan.runs), *broken]:
+        out.print(line)
+    counts = summarise(plan)
+    out.print(f"{plan.study.name}: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
+    out.print(f"type: anatomy-report {plan.layout.study(plan.study.name)}")
+    return DONE if set(counts) <= {"done"} and not broken else FAILED
+
+
+def _leave_to_hydra(words: list[str]) -> int:
+    """Hydra's own questions: --cfg, --info, --hydra-help, --shell-completion. Nothing is trained."""
+    import hydra
+
+    from anatomy.compose import HYDRA_VERSION_BASE
+    from anatomy.sweep import task
+
+    sys.argv[1:] = words
+    hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(CONF), config_name="config")(task)()
+    return DONE

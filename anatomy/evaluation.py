@@ -1,0 +1,66 @@
+"""Losses on fixed windows: the numbers that curves, tables and verdicts are made of."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+from anatomy.corpus import Corpus
+from anatomy.model import Transformer, autocast
+
+NUM_CURVE_WINDOWS = 200
+NUM_FINAL_WINDOWS = 1600
+EVAL_TOKENS = 8192  # of one forward pass
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off and no gradients, and training mode as it was afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def window_losses(model: Transformer, corpus: Corpus, starts: np.ndarray, length: int, *, dtype: str) -> np.ndarray:
+    """The loss of every target of the windows at `starts`, nats: float32 (windows, length). Draws no random number."""
+    device = model.embed.weight.device
+    losses = np.empty((len(starts), length), dtype=np.float32)
+    num_at_once = max(1, EVAL_TOKENS // length)
+    with evaluating(model), autocast(device, dtype):
+        for begin in range(0, len(starts), num_at_once):
+            inputs, targets = corpus.batch_at(starts[begin : begin + num_at_once], length)
+            batch = model.losses_nats(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+            losses[begin : begin + num_at_once] = batch.cpu().numpy()
+    return losses
+
+
+def mean_nats(losses: np.ndarray) -> float:
+    """The mean of single losses, summed in float64."""
+    return float(losses.mean(dtype=np.float64))
+
+
+def losses_at_length(
+    model: Transformer, corpus: Corpus, lengths: Sequence[int], *, num_tokens: int, dtype: str
+) -> dict[str, float | None]:
+    """The test loss, nats, with windows of each length over the same target characters.
+
+    The targets are the last ones of the longest windows, as many as the shortest length has, so a longer window adds
+    context and changes nothing else. About `num_tokens` tokens are read. A length past the model's last position has
+    no loss: None.
+    """
+    longest, num_targets = max(lengths), min(lengths)
+    starts = corpus.windows("test", longest, max(1, num_tokens // longest))
+    at_length: dict[str, float | None] = {}
+    for length in lengths:
+        if model.max_len is not None and length > model.max_len:
+            at_length[str(length)] = None
+        else:
+            losses = window_losses(model, corpus, starts + longest - length, length, dtype=dtype)
+            at_length[str(length)] = mean_nats(losses[:, -num_targets:])
+    return at_length

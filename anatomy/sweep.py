@@ -1,0 +1,210 @@
+"""Many runs: plan them, write them into the study's manifest, launch what is left to do, sum up.
+
+What a run came to is read from the pool, never handed back by a launcher, so that any of Hydra's launchers will do and
+a killed sweep loses nothing.
+"""
+
+import os
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobStatus
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf
+
+from anatomy.build import part_faults
+from anatomy.compose import Asked, Request
+from anatomy.config import Config, StudySpec, parse_config
+from anatomy.errors import UserError
+from anatomy.record import tokens_after
+from anatomy.runner import Job, finished_record, prepare, run
+from anatomy.runs import Busy, Entry, Layout, read_record, record_entries
+
+ADHOC = StudySpec(name="adhoc", question="Runs asked for one by one.")
+NOMINAL_FLOPS_PER_S = 25e9  # of one thread at the quick scale, evaluation included; used until a run tells better
+
+Outcome = Literal["done", "diverged", "failed", "interrupted", "running", "planned", "refused"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a plan: what was asked, the job it comes to or the reason why it was refused."""
+
+    request: Request
+    config: Config
+    job: Job | None
+    error: str | None
+    was_done: bool
+
+    @property
+    def to_do(self) -> bool:
+        return self.job is not None and not self.was_done
+
+    def outcome(self) -> Outcome:
+        """What the pool says of the run now."""
+        if self.job is None:
+            return "refused"
+        record = _record_or_none(self.job.folder)
+        return record["status"] if record is not None else "planned"
+
+    def label(self) -> str:
+        """The run in the words it was asked for."""
+        return " ".join(self.request.overrides) or "defaults"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a command, in the order asked. `master` is Hydra's own config, to launch with."""
+
+    runs: tuple[Planned, ...]
+    study: StudySpec
+    master: DictConfig
+    layout: Layout
+
+    @property
+    def to_do(self) -> tuple[Planned, ...]:
+        """The runs to launch: each once, however often it was asked for."""
+        return tuple({planned.job.name: planned for planned in self.runs if planned.job and planned.to_do}.values())
+
+    @property
+    def num_workers(self) -> int:
+        asked = self.master.hydra.launcher.get("n_jobs") or 1
+        return asked if asked > 0 else max(1, len(os.sched_getaffinity(0)) + 1 + asked)
+
+    def about_seconds(self) -> float:
+        """A guess of how long the runs to do will take, from what finished runs of the plan took."""
+        known = [_flops(planned) / seconds for planned in self.runs if (seconds := _seconds(planned))]
+        flops_per_s = statistics.median(known) if known else NOMINAL_FLOPS_PER_S
+        flops = sum(_flops(planned) for planned in self.to_do)
+        return flops / flops_per_s / min(self.num_workers, max(1, len(self.to_do)))
+
+    def __str__(self) -> str:
+        """`36 runs: 12 done, 24 to do, about 5 min`."""
+        counts = Counter("refused" if p.job is None else "done" if p.was_done else "to do" for p in self.runs)
+        parts = [f"{counts[word]} {word}" for word in ("done", "to do", "refused") if counts[word]]
+        about = [f"about {_duration(self.about_seconds())}"] if self.to_do else []
+        runs = "1 run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
+        return f"{runs}: {', '.join(parts + about)}"
+
+
+def make_plan(asked: Asked) -> Plan:
+    """Check every run asked for. Writes nothing.
+
+    Raises UserError on a wrong type or name anywhere, on a run that cannot be where it is the only one, and where every
+    run was refused; otherwise a run that cannot be is part of the plan, as refused.
+    """
+    configs: list[Config | None] = []
+    faults: list[str] = []
+    for request in asked.requests:
+        config, wrong = parse_config(request.resolved)
+        faults += wrong + part_faults(request.resolved)
+        configs.append(config)
+    if faults:
+        raise UserError("\n".join(dict.fromkeys(faults)))
+    runs = tuple(_plan_run(request, config) for request, config in zip(asked.requests, configs, strict=True) if config)
+    if all(planned.job is None for planned in runs):
+        raise UserError("\n".join(dict.fromkeys(str(planned.error) for planned in runs)))
+    first = runs[0].config
+    return Plan(runs, first.study or ADHOC, asked.master, Layout(Path(first.output_dir)))
+
+
+def _plan_run(request: Request, config: Config) -> Planned:
+    try:
+        if fault := request.swap_fault():
+            raise UserError(fault)
+        job = prepare(config, request.resolved)
+    except UserError as error:
+        return Planned(request, config, None, str(error), was_done=False)
+    return Planned(request, config, job, None, was_done=not config.force and finished_record(job) is not None)
+
+
+def write_manifest(plan: Plan) -> None:
+    """Enter every run of the plan, refused ones included, into the study's manifest."""
+    seeds = sorted({planned.config.seed for planned in plan.runs})
+    entries = [
+        Entry(
+            base=planned.config.base,
+            swap=",".join(planned.request.swap) or "none",
+            overrides=planned.request.overrides,
+            seed=planned.config.seed,
+            prediction=None,
+            run=planned.job.name if planned.job else None,
+            error=planned.error,
+        )
+        for planned in plan.runs
+    ]
+    record_entries(plan.layout.study(plan.study.name), {**plan.study.model_dump(mode="json"), "seeds": seeds}, entries)
+
+
+def launch(plan: Plan) -> list[str]:
+    """Run what is left to do with Hydra's launcher. Returns what went wrong outside the runs themselves."""
+    loader = GlobalHydra.instance().config_loader()
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=HydraContext(config_loader=loader, callbacks=Callbacks(plan.master)),
+        task_function=task,
+        config=plan.master,
+    )
+    returns = launcher.launch([planned.request.launch_overrides for planned in plan.to_do], initial_job_idx=0)
+    return [str(job._return_value) for job in returns if job.status is not JobStatus.COMPLETED]
+
+
+def task(config: DictConfig) -> str:
+    """Carry out one job of a sweep, in whatever process the launcher chose; its status, as the record has it."""
+    resolved: Any = OmegaConf.to_container(config, resolve=True)
+    checked, faults = parse_config(resolved)
+    if checked is None:
+        raise UserError("\n".join(faults))
+    try:
+        return str(run(prepare(checked, resolved), HydraConfig.get().overrides.task)["status"])
+    except Busy:
+        return "busy"
+
+
+def _record_or_none(folder: Path) -> dict[str, Any] | None:
+    try:
+        return read_record(folder)
+    except ValueError:
+        return None
+
+
+def _flops(planned: Planned) -> float:
+    config = planned.config
+    assert planned.job is not None
+    return planned.job.model.flops_per_token(config.model.ctx_len) * tokens_after(config, config.train.steps)
+
+
+def _seconds(planned: Planned) -> float | None:
+    record = _record_or_none(planned.job.folder) if planned.job and planned.was_done else None
+    return record["wall_s"] if record is not None and record["status"] == "done" else None
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def summarise(plan: Plan) -> Counter[str]:
+    """How many runs of the plan ended how."""
+    return Counter(planned.outcome() for planned in plan.runs)
+
+
+def reasons(runs: Sequence[Planned]) -> list[str]:
+    """A line for each run that was refused, failed or diverged, with its reason."""
+    lines = []
+    for planned in runs:
+        if planned.job is None:
+            lines.append(f"refused   {planned.label()}: {planned.error}")
+        elif (record := _record_or_none(planned.job.folder)) and record["status"] in ("failed", "diverged"):
+            lines.append(
+                f"{record['status']:<9} {planned.label()}: {record['error']} (see {planned.job.folder / 'run.log'})"
+            )
+    return lines
