@@ -6,9 +6,11 @@ Every check says what was asked, what was found and whether it is as it should b
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 
 import torch
+from omegaconf import OmegaConf
 
 from anatomy.axes import BASES, SWAPPED_AXES
 from anatomy.build import build_model
@@ -38,7 +40,7 @@ class Finding:
 
 def check_all() -> Iterator[Finding]:
     """Every check in turn. A check that breaks is a finding, not a traceback."""
-    for check in (_environment, _corpora, _first_losses, _parts, _rope, _cache_free_identities):
+    for check in (_environment, _corpora, _first_losses, _parts, _rope, _causality):
         try:
             yield from check()
         except Exception as error:  # a self-check tells what is broken, whatever it is
@@ -66,7 +68,7 @@ def _corpora() -> Iterator[Finding]:
 def _first_losses() -> Iterator[Finding]:
     """At the start a model knows nothing: its loss is ln V, and a little for the spread of its logits."""
     for base in BASES:
-        model = _model(f"base={base}")
+        model = _model(base)
         ids = _ids(model, batch_size=64)
         loss = model.mean_loss_nats(ids[:, :-1], ids[:, 1:]).item()
         found = f"{loss:.3f} nats before training; ln {NUM_SYMBOLS} = {math.log(NUM_SYMBOLS):.3f}"
@@ -77,7 +79,7 @@ def _parts() -> Iterator[Finding]:
     """Every part on every base: a pass forward, a pass backward, and its parameters against the formula."""
     for axis in SWAPPED_AXES:
         for name in sorted(file.stem for file in (CONF / axis).glob("*.yaml")):
-            problems = [p for base in BASES if (p := _problem(_model(f"base={base}", f"{axis}={name}")))]
+            problems = [p for base in BASES if (p := _problem(_model(base, **{axis: name})))]
             found = "; ".join(problems) or "forward, backward and parameters right on every base"
             yield Finding(f"{axis}={name}", found, not problems)
 
@@ -112,10 +114,10 @@ def _rope() -> Iterator[Finding]:
     yield Finding("RoPE sees distances", found, moved < 1e-5)
 
 
-def _cache_free_identities() -> Iterator[Finding]:
+def _causality() -> Iterator[Finding]:
     """A later token never changes what a model says of earlier ones."""
     for base in BASES:
-        model = _model(f"base={base}").eval()
+        model = _model(base).eval()
         ids = _ids(model)[:, :-1]
         changed = ids.clone()
         changed[:, -1] = (changed[:, -1] + 1) % NUM_SYMBOLS
@@ -126,15 +128,20 @@ def _cache_free_identities() -> Iterator[Finding]:
         )
 
 
-def _config(*words: str) -> Config:
-    (request,) = read_command([*words, *SIZES], multirun=False).requests
+@cache
+def _config(base: str) -> Config:
+    (request,) = read_command([f"base={base}", *SIZES], multirun=False).requests
     config, faults = parse_config(request.resolved)
     assert config is not None, faults
     return config
 
 
-def _model(*words: str) -> Transformer:
-    config = _config(*words)
+def _model(base: str, **parts: str) -> Transformer:
+    """A tiny model of a base, with the parts named put into their axes."""
+    sections = {
+        axis: OmegaConf.to_container(OmegaConf.load(CONF / axis / f"{name}.yaml")) for axis, name in parts.items()
+    }
+    config = _config(base).model_copy(update=sections)
     model = build_model(config, NUM_SYMBOLS, device="cpu")
     initialise(model, config.init, seed=0)
     return model

@@ -179,3 +179,7 @@ def _leave_to_hydra(words: list[str]) -> int:
     sys.argv[1:] = words
     hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(CONF), config_name="config")(task)()
     return DONE
+
+
+if __name__ == "__main__":
+    main()

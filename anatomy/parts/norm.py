@@ -108,6 +108,9 @@ class NoNorm(nn.Module):
     Shapes:   x (..., D) -> y (..., D).
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def num_params(self) -> int:
         return 0
 

@@ -118,9 +118,7 @@ class RoPE(nn.Module):
     def __init__(self, head_width: int, *, theta: float = 10000.0) -> None:
         super().__init__()
         if head_width % 2:
-            raise ValueError(
-                f"RoPE turns pairs of channels: it needs an even head width, got {head_width} (model.d_model/model.n_head)"
-            )
+            raise ValueError(f"RoPE turns pairs of channels: model.d_model/model.n_head must be even, got {head_width}")
         self.head_width, self.theta = head_width, theta
         self.max_len: int | None = None
 
@@ -130,7 +128,7 @@ class RoPE(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return x
 
-    def rotation(self, positions: Tensor) -> Rotation | None:
+    def rotation(self, positions: Tensor) -> Rotation:
         angles = positions[:, None].float() * _frequencies(self.head_width, self.theta, positions.device)
         return Rotation(angles.cos()[:, None], angles.sin()[:, None])
 
