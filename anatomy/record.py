@@ -26,6 +26,7 @@ ABSENT = (
     "test_loss_nats_at_best",
     "test_bits_per_char",
     "num_test_targets",
+    "test_loss_nats_at_length",
     "max_grad_norm",
     "clipped_fraction",
     "wall_s",
@@ -33,7 +34,7 @@ ABSENT = (
     "tokens_per_s",
     "peak_rss_mib",
     "sample",
-)  # what a run cannot say before it has trained
+)  # null before a run has trained
 
 
 def first_record(
@@ -76,7 +77,6 @@ def first_record(
         "steps": 0,
         "tokens": 0,
         **dict.fromkeys(ABSENT),
-        "test_loss_nats_at_length": {},
         "env": {
             "torch": torch.__version__,
             "python": platform.python_version(),

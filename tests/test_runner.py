@@ -231,7 +231,7 @@ def test_alternating_text_is_learned_to_almost_nothing(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ kill -9
 
 
-RESUMED = ("train.grad_accum_steps=2", "train.dropout=0.1", "train.steps=60", "train.eval_every=5")
+RESUMED = ("train.grad_accum_steps=2", "train.dropout=0.1", "train.steps=120", "train.eval_every=5")
 
 
 def _command(outputs: Path, text: Path) -> list[str]:

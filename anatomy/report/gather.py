@@ -160,7 +160,7 @@ def _gather_study(folder: Path) -> Gathered:
     except ValueError as error:
         return Gathered(layout.outputs, [], [f"damaged manifest: {error}"])
     if not layout.runs.is_dir():
-        study = replace(study, warnings=[*study.warnings, "no folder of runs two levels up, so nothing is done yet"])
+        study = replace(study, warnings=[*study.warnings, "no folder of runs two levels up"])
     return Gathered(layout.outputs, [study])
 
 
@@ -215,7 +215,8 @@ class _Pool:
         words = {word for word in overrides if word.partition("=")[0] not in (*LABELS, "seed")}
         if swap not in ("", "none") and not any(word.startswith("swap=") for word in words):
             words.add(f"swap={swap}")
-        if base not in BASES or type(seed) is not int or not isinstance(run if refused is None else refused, str):
+        outcome = run if refused is None else refused
+        if base not in BASES or type(seed) is not int or not isinstance(outcome, str):
             raise ValueError(f"base={base} seed={seed} run={run} error={refused}")
         asked = " ".join(sorted(words)) or "base"
         if refused is not None:
@@ -231,8 +232,8 @@ class _Pool:
         if isinstance(found, str):
             return Arm(None, name, None, name, damage=found)
         if found is None or found.base not in BASES:
-            what = "gone while it was read" if found is None else f"base={found.base} is none of {', '.join(BASES)}"
-            return Arm(None, name, None, name, damage=what)
+            damage = f"base={found.base} is none of {', '.join(BASES)}" if found else "gone while it was read"
+            return Arm(None, name, None, name, damage=damage)
         return Arm(found.base, name, found.seed, name, found=found)
 
     def _find(self, name: str) -> Run | str | None:
@@ -243,7 +244,8 @@ class _Pool:
                 record = read_record(folder)
                 self._read[name] = None if record is None else parse_record(name, record)
             except _DAMAGE as error:
-                reason = str(error).removeprefix(f"{folder / 'result.json'}: ")
+                reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+                reason = reason.removeprefix(f"{folder / 'result.json'}: ")
                 self._read[name] = f"damaged record: {reason}"
         return self._read[name]
 
@@ -253,7 +255,7 @@ def parse_record(name: str, record: Mapping[str, Any]) -> Run:
 
     Raises ValueError, or what Python raises where a value is not of its kind, on a damaged record.
     """
-    status, seed, config = record.get("status"), record.get("seed"), record.get("config")
+    status, seed, config = record["status"], record["seed"], record["config"]
     if status not in get_args(Status):
         raise ValueError(f"status {status!r} is none of {', '.join(get_args(Status))}")
     if type(seed) is not int:
@@ -287,10 +289,10 @@ def parse_record(name: str, record: Mapping[str, Any]) -> Run:
 
 
 def _settings(config: Mapping[str, Any], parts: Parts) -> Settings:
-    leaves = dict(_leaves(config))
+    leaves: dict[str, Setting] = dict(_leaves(config))
     for key in ("seed", *(f"{axis}.{word}" for axis in AXES for word in ("name", "class"))):
         leaves.pop(key, None)
-    return leaves | parts
+    return {**leaves, **parts}
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Setting]]:
@@ -304,9 +306,9 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
 def _frozen(value: Any) -> Setting:
     if isinstance(value, list):
         return tuple(_frozen(item) for item in value)
-    if not isinstance(value, str | int | float):
-        raise ValueError(f"{value!r} is no setting")
-    return value
+    if isinstance(value, str | int | float):
+        return value
+    raise ValueError(f"{value!r} is no setting")
 
 
 def _at(record: Mapping[str, Any], path: str) -> Any:

@@ -4,7 +4,7 @@ A row is all runs whose resolved config agrees but for the seed; labels never ma
 from the base, as one would type them.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +13,9 @@ from anatomy.report.gather import Arm, Run, Setting, Settings
 
 BASE_ROW = "base"
 
+TEXT = "corpus.sha256"
 GUARDED = (
-    "corpus.sha256",
+    TEXT,
     "corpus.split",
     "corpus.val_fraction",
     "corpus.test_fraction",
@@ -30,6 +31,10 @@ GUARDED = (
 part may have its own, and the row's name says so."""
 
 
+DERIVED = ("ffn.hidden", "attn.n_kv_head", "model.vocab_size")
+"""Sizes that follow from others unless they are asked for; they name a row only then, or where nothing else does."""
+
+
 @dataclass(frozen=True)
 class SetAside:
     """A run that is there but not compared, and why."""
@@ -38,13 +43,15 @@ class SetAside:
     reason: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
-    """The arms of one row. parts and settings are None while nothing but the request is known."""
+    """The arms of one row. parts and settings are None while nothing but the request is known; see `Run` for
+    is_resolved."""
 
     asked: str
     parts: Parts | None = None
     settings: Settings | None = None
+    is_resolved: bool = False
     arms: list[Arm] = field(default_factory=list)
     name: str = ""
 
@@ -60,77 +67,73 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows of one table, the base first and its counterpart next, named; the base is None where nothing ran."""
+    """The named rows of a table, the base first and its counterpart next; base is None where it never ran."""
 
     base: Group | None
     groups: Sequence[Group]
     set_aside: Sequence[SetAside]
 
 
-def compare(base: str, arms: Sequence[Arm], counterpart: Group | None = None) -> Comparison:
+def compare(base: str, arms: Sequence[Arm], others: Sequence[Arm]) -> Comparison:
     """Make the rows of a base's table.
 
-    `counterpart` is the base row of the counterpart's own table, which joins this one where a study holds both
+    `others` are the arms of the counterpart's own table: its base row joins this one where a study holds both
     directions; a run that is in both counts once.
     """
     set_aside = [SetAside(str(arm.run), arm.damage) for arm in arms if arm.damage is not None]
-    groups = group_arms([*(arm for arm in arms if arm.damage is None), *(counterpart.arms if counterpart else ())])
-    base_group = find_base(base, groups)
-    reference = base_group or _most_typical(groups, groups)
+    counterpart = find_base(COUNTERPARTS[base], group_arms(arm for arm in others if arm.damage is None))
+    sound = [arm for arm in arms if arm.damage is None]
+    groups = group_arms([*sound, *(counterpart.arms if counterpart else ())])
+    base_row = find_base(base, groups)
+    reference = base_row or _most_typical(groups, groups)
     if reference is not None:
-        whose = "the base has" if base_group else "most rows have"
-        set_aside += _guard(groups, reference, whose)
+        set_aside += _guard(groups, reference, "the base has" if base_row else "most rows have")
     set_aside += _second_seeds(groups)
     groups = [group for group in groups if group.arms]
-    if base_group not in groups:
-        base_group = None
-    _name(base, base_group, groups)
-    return Comparison(base_group, sorted(groups, key=lambda group: _place(base, base_group, group)), set_aside)
+    for group in groups:
+        group.name = BASE_ROW if group is base_row else _name(base, group, reference, groups)
+    places = {BASE_ROW: 0, COUNTERPARTS[base]: 1}
+    groups.sort(key=lambda group: places.get(group.name, 2))
+    return Comparison(base_row if base_row in groups else None, groups, set_aside)
 
 
 def group_arms(arms: Iterable[Arm]) -> list[Group]:
-    """Group arms into rows, in the order of their first arm.
+    """Group the arms that can be read into rows, in order of first appearance. A run named twice counts once.
 
     An arm whose run never found out its sizes and text joins the row of a run that was asked for with the same config;
     one without a run, the row of a run that was asked for in the same words.
     """
-    arms = list({(arm.run if arm.run is not None else index): arm for index, arm in reversed([*enumerate(arms)])}.values())
-    arms.reverse()
-    row_of_config: dict[object, object] = {}
-    row_of_words: dict[object, object] = {}
-    for arm in arms:
-        if arm.found and arm.found.is_resolved:
-            row = _key(arm.found.settings)
-            row_of_config.setdefault(_key(arm.found.asked), row)
-            row_of_words.setdefault((arm.base, arm.asked), row)
+    arms = list(_once(arm for arm in arms if arm.damage is None))
+    resolved = [arm.found for arm in arms if arm.found and arm.found.is_resolved]
+    row_of_config = {_key(run.asked): _key(run.settings) for run in resolved}
+
+    def row_of(run: Run) -> object:
+        return _key(run.settings) if run.is_resolved else row_of_config.get(_key(run.asked), _key(run.asked))
+
+    row_of_words = {(arm.base, arm.asked): row_of(arm.found) for arm in reversed(arms) if arm.found}
     groups: dict[object, Group] = {}
     for arm in arms:
         words = (arm.base, arm.asked)
-        if arm.found is None:
-            row = row_of_words.get(words, words)
-        elif arm.found.is_resolved:
-            row = _key(arm.found.settings)
-        else:
-            row = row_of_config.get(_key(arm.found.asked), _key(arm.found.asked))
+        row = row_of(arm.found) if arm.found else row_of_words.get(words, words)
         group = groups.setdefault(row, Group(arm.asked))
         group.arms.append(arm)
-        if arm.found and (group.settings is None or arm.found.is_resolved):
+        if arm.found and not group.is_resolved:
             group.parts, group.settings = arm.found.parts, arm.found.settings
+            group.is_resolved = arm.found.is_resolved
     return list(groups.values())
 
 
 def find_base(base: str, groups: Sequence[Group]) -> Group | None:
-    """The base's row: of those with its parts, the one whose guarded settings most rows share; then that with most
-    seeds; then the first."""
+    """The base's row: of those with its parts, the one whose guarded settings most rows share; of several such, the
+    one with most seeds; then the first."""
     return _most_typical([group for group in groups if group.parts == BASES[base]], groups)
 
 
 def _most_typical(candidates: Sequence[Group], groups: Sequence[Group]) -> Group | None:
-    candidates = [group for group in candidates if group.settings is not None]
     shared = Counter(_guarded(group.settings) for group in groups if group.settings is not None)
-    return max(
-        candidates, key=lambda group: (shared[_guarded(group.settings or {})], len(group.done)), default=None
-    )
+    known = [(group, group.settings) for group in candidates if group.settings is not None]
+    best = max(known, key=lambda pair: (shared[_guarded(pair[1])], len(pair[0].done)), default=None)
+    return best[0] if best else None
 
 
 def _guarded(settings: Settings) -> tuple[Setting | None, ...]:
@@ -141,32 +144,106 @@ def _key(settings: Settings) -> object:
     return frozenset(settings.items())
 
 
+def _once(arms: Iterable[Arm]) -> Iterable[Arm]:
+    seen = set()
+    for arm in arms:
+        if arm.run is None or arm.run not in seen:
+            yield arm
+        seen.add(arm.run)
+
+
 # ------------------------------------------------------------------------------------------- what may be compared
 
 
-def _guard(groups: Sequence[Group], reference: Group, whose: str) -> Iterable[SetAside]:
-    """Take out of the groups what must not be compared with the reference."""
+def _guard(groups: Sequence[Group], reference: Group, whose: str) -> list[SetAside]:
+    """Take out of the groups, and return, what must not be compared with the reference."""
+    taken: list[SetAside] = []
     orders = {run.seed: run.texts["data.batch_order_sha256"] for run in reversed(reference.done)}
     num_targets = next((run.numbers["num_test_targets"] for run in reference.done), None)
+    standard = reference.settings or {}
     for group in groups:
         kept = []
         for arm in group.arms:
-            reasons = []
-            if arm.found:
-                reasons = [
-                    _mismatch(key, arm.found, reference, whose)
-                    for key in GUARDED
-                    if _differ(arm.found.settings.get(key), (reference.settings or {}).get(key), key)
-                ]
-            if not reasons and arm.found and arm.found.status == "done":
-                run = arm.found
-                order, targets = run.texts["data.batch_order_sha256"], run.numbers["num_test_targets"]
-                if run.seed in orders and order != orders[run.seed]:
-                    reasons.append(f"other batches, or in another order, than the base's run of seed {run.seed}")
-                if targets != num_targets:
-                    reasons.append(f"num_test_targets={targets}, {whose} {num_targets}")
-            if reasons:
-                yield SetAside(str(arm.run), "; ".join(reasons))
-            else:
+            reason = _mismatch(arm.found, standard, orders, num_targets, whose) if arm.found else None
+            if reason is None:
                 kept.append(arm)
+            else:
+                taken.append(SetAside(str(arm.run), reason))
         group.arms = kept
+    return taken
+
+
+def _mismatch(
+    run: Run, standard: Settings, orders: Mapping[int, str | None], num_targets: float | None, whose: str
+) -> str | None:
+    """Why a run must not be compared, or None."""
+    known = [key for key in GUARDED if run.is_resolved or not key.startswith("corpus.")]
+    reasons = [
+        f"{_typed(key, run.settings.get(key))}, {whose} {_value(standard.get(key))}"
+        for key in known
+        if run.settings.get(key) != standard.get(key)
+    ]
+    if not reasons and run.status == "done":
+        if orders.get(run.seed, run.texts["data.batch_order_sha256"]) != run.texts["data.batch_order_sha256"]:
+            reasons.append(f"other batches, or in another order, than the base's run of seed {run.seed}")
+        if num_targets is not None and run.numbers["num_test_targets"] != num_targets:
+            reasons.append(f"num_test_targets={run.numbers['num_test_targets']}, {whose} {num_targets}")
+    return "; ".join(reasons) or None
+
+
+def _second_seeds(groups: Sequence[Group]) -> list[SetAside]:
+    """Keep one arm a seed in each group, a finished one before others and the earlier before the later."""
+    taken = []
+    for group in groups:
+        first: dict[int | None, Arm] = {}
+        for arm in sorted(group.arms, key=lambda arm: arm.status != "done"):
+            if arm.seed in first:
+                taken.append(SetAside(str(arm.run), f"seed {arm.seed} is there twice; {first[arm.seed].run} counts"))
+            else:
+                first[arm.seed] = arm
+        group.arms = sorted(first.values(), key=lambda arm: -1 if arm.seed is None else arm.seed)
+    return taken
+
+
+# ------------------------------------------------------------------------------------------- names
+
+
+def _name(base: str, group: Group, reference: Group | None, groups: Sequence[Group]) -> str:
+    """The sorted differences from the base, as one would type them; what was asked where nothing else is known."""
+    if group.parts is None or group.settings is None or reference is None:
+        return group.asked
+    changed = differences(group.parts, BASES[base])
+    words = [f"{axis}={group.parts[axis]}" for axis in changed]
+    if group.parts == BASES[COUNTERPARTS[base]]:
+        words = [COUNTERPARTS[base]]
+    standard = reference.settings or {}
+    asked: list[str] = []
+    derived: list[str] = []
+    for key in sorted((group.settings.keys() | standard.keys()) - set(AXES)):
+        value = group.settings.get(key)
+        axis = key.partition(".")[0]
+        if axis in changed:
+            rivals = [other for other in groups if other.parts and other.parts[axis] == group.parts[axis]]
+            differs = any((other.settings or {}).get(key) != value for other in rivals)
+        else:
+            differs = value != standard.get(key)
+        if differs:
+            was_asked = key not in DERIVED or any(key in run.asked for run in group.runs)
+            (asked if was_asked else derived).append(_typed(key, value))
+    names = words + (asked if words or asked else derived)
+    return " ".join(names if words == [COUNTERPARTS[base]] else sorted(names)) or BASE_ROW
+
+
+def _typed(key: str, value: Setting | None) -> str:
+    return f"{key}={_value(value)}"
+
+
+def _value(value: Setting | None) -> str:
+    """A value as one would type it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{','.join(map(_value, value))}]"
+    return str(value)

@@ -13,7 +13,7 @@ from statistics import fmean, median, stdev
 
 from anatomy.axes import COUNTERPARTS, Parts
 from anatomy.corpus import BLOCK_CHARS, CYCLE
-from anatomy.report.gather import ADHOC, Arm, Run, Settings, Study, gather, pick_study
+from anatomy.report.gather import Arm, Run, Settings, Study, gather, pick_study
 from anatomy.report.rows import Comparison, Group, SetAside, compare
 from anatomy.rungs import MAX_N, RungEntry, read_rungs
 
@@ -243,7 +243,7 @@ def _base_warnings(study: Study, base: str | None, comparison: Comparison) -> li
         return []
     if comparison.base is None or not comparison.base.done:
         what = "no run" if comparison.base is None else "no finished run"
-        ask = f"base={base}, with the settings of these runs" if study.name == ADHOC else f"study={study.name}"
+        ask = f"study={study.name}" if study.spec else f"base={base}, with the settings of these runs"
         return [f"{what} of the base {base}, so there are no differences; type: anatomy-train {ask}"]
     seeds = {run.seed for run in comparison.base.done}
     done = [group for group in comparison.groups if group.done]
@@ -339,7 +339,7 @@ def _is_over_fitted(run: Run) -> bool:
 
 def _block_params(group: Group) -> float | None:
     sizes = [_number(group, f"num_params_by_axis.{axis}") for axis in ("norm", "attn", "ffn")]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
+    return None if None in sizes else sum(filter(None, sizes))
 
 
 def _number(group: Group, key: str) -> float | None:

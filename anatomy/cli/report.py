@@ -1,0 +1,55 @@
+"""anatomy-report: gather runs into the comparison table."""
+
+from pathlib import Path
+
+import click
+
+from anatomy import __version__
+from anatomy.cli.common import DONE, FAILED, console, run_click
+
+FORMATS = ("table", "md", "csv", "json")
+
+
+@click.command(name="anatomy-report")
+@click.version_option(__version__)
+@click.argument("directory", metavar="[DIR]", default="outputs")
+@click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True, help="What to print.")
+@click.option("--study", default=None, metavar="NAME", help="Only this study of the folder.")
+@click.option("--out", default=None, metavar="DIR", help="Also write report.md, report.csv and report.json there.")
+def command(directory: str, form: str, study: str | None, out: str | None) -> int:
+    """Compare the runs under DIR: an outputs folder, a study's, a folder of runs, or one run.
+
+    Exits with 1 when nothing there can be compared.
+    """
+    from anatomy.report.table import build_report
+    from anatomy.report.views import show, to_csv, to_json, to_markdown
+
+    report = build_report(Path(directory), study)
+    views = {"md": to_markdown, "csv": to_csv, "json": to_json}
+    if form == "table":
+        show(report, console())
+    else:
+        click.echo(views[form](report), nl=False)
+    if out is not None:
+        _write(Path(out), {name: view(report) for name, view in views.items()})
+    if not report.studies:
+        click.echo(f"{directory}: holds no runs; type: anatomy-train study=swaps", err=True)
+    elif not report.is_comparable:
+        click.echo(f"{directory}: holds nothing comparable: no row has a seed in common with its base", err=True)
+    return DONE if report.is_comparable else FAILED
+
+
+def _write(folder: Path, contents: dict[str, str]) -> None:
+    from anatomy.errors import UserError
+    from anatomy.files import write_atomic
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            write_atomic(folder / f"report.{name}", content.encode("utf-8"))
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot write there ({error.strerror})") from error
+
+
+def main() -> None:
+    run_click(command)
