@@ -19,7 +19,7 @@ report: .venv/.installed ## train the study `swaps` where it is not finished, th
 	$(BIN)/anatomy-report $(SWAPS) --out $(SWAPS)/report
 
 test: .venv/.installed-test ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: .venv/.installed-lint ## check style, format and types
 	$(BIN)/ruff check .

@@ -55,7 +55,7 @@ def _part_faults(axis: str, section: Any) -> list[str]:
         return [f"{axis}.class={section.get('class')}: not a class of this axis; it can be {', '.join(classes)}"]
     where, given = f"{axis}={section['name']}", _knobs(section)
     part = classes[section["class"]]
-    allowed, hints = knobs_of(part), typing.get_type_hints(part.__init__)
+    allowed, hints = knobs_of(part), typing.get_type_hints(part.__init__, include_extras=True)
     takes = ", ".join(allowed) or "none"
     faults = []
     for name, value in given.items():

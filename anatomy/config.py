@@ -7,18 +7,13 @@ they are the keyword arguments of its class (see build.py).
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from anatomy.axes import BASES, SWAPPED_AXES, VALUE_AXES
-
-Count = Annotated[int, Field(ge=1, lt=2**31)]
-Natural = Annotated[int, Field(ge=0, lt=2**63)]
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+from anatomy.ranges import Count, Natural, NotNegative, Positive, Share, ShareBelowOne
 
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -46,7 +41,7 @@ class TrainConfig(Section):
     schedule: Literal["cosine", "constant"]
     min_lr_ratio: Share
     betas: tuple[ShareBelowOne, ShareBelowOne]
-    weight_decay: Annotated[float, Field(ge=0)]
+    weight_decay: NotNegative
     grad_clip: Positive
     dropout: ShareBelowOne
     eval_every: Count

@@ -164,8 +164,8 @@ def split_chars(num_chars: int, rule: str, val_fraction: float, test_fraction: f
     if rule == "blocks" and num_chars >= CYCLE * BLOCK_CHARS:
         if (val_fraction, test_fraction) != (DEFAULT_FRACTION, DEFAULT_FRACTION):
             raise UserError(
-                f"corpus.split=blocks: validation and test get a tenth each, whatever corpus.val_fraction={val_fraction} "
-                f"and corpus.test_fraction={test_fraction} say; for other fractions type: corpus.split=tail"
+                f"corpus.split=blocks: validation and test get a tenth each, so corpus.val_fraction={val_fraction} "
+                f"and corpus.test_fraction={test_fraction} would not be heeded; type: corpus.split=tail"
             )
         return _deal_blocks(num_chars)
     num_train = int(num_chars * (1 - val_share - test_share))

@@ -1,8 +1,8 @@
 """Reference points for a text: what n-gram tables and xz make of it, in nats per character.
 
 A model's loss says little until one knows whether a table of trigrams would do as well. So every text gets its rungs:
-tables of n = 1 to 6 characters, fitted on the training part and scored on the very windows, and with the very knowledge,
-of the models; and xz on the test part.
+tables of n = 1 to 6 characters, fitted on the training part and scored on the very windows, and with the very
+knowledge, of the models; and xz on the test part.
 
 Shapes:  W windows, T targets a window, V vocabulary.
 """
@@ -55,8 +55,8 @@ def ngram_losses(
     P_n(c | h) = (count(hc) + T(h) P_{n-1}(c | h')) / (count(h) + T(h)),   P_0 = 1 / V
 
     h is the n-1 characters before c, h' the same without its first; count(h) is how often h was seen with a successor,
-    T(h) how many distinct ones it had. Where h was never seen, P_n = P_{n-1}. As for a model, a target sees only its own
-    window: the one at position t has t + 1 characters before it, and a table that asks for more falls back the same way.
+    T(h) how many distinct ones it had. Where h was never seen, P_n = P_{n-1}. As for a model, a target sees only its
+    own window: the one at position t has t + 1 characters before it, and a table that asks for more falls back.
 
     Shapes:   ids (num_chars,); starts (W,) -> nats (MAX_N, W, length), table n at index n - 1.
     Numerics: float64.
@@ -107,7 +107,7 @@ def ngram_losses(
 
 
 def xz_nats_per_char(text: str) -> float:
-    """What xz, at its strongest preset and knowing nothing beforehand, needs for a text: its file's size, header and all."""
+    """What xz, at its strongest preset and knowing nothing beforehand, needs for a text, header and all."""
     return len(lzma.compress(text.encode("utf-8"), preset=XZ_PRESET)) * 8 * math.log(2) / len(text)
 
 

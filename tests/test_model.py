@@ -20,7 +20,12 @@ def meta_model(vocab_size: int, *words: str) -> Transformer:
 
 
 def sizes(d_model: int, n_layer: int, n_head: int, ctx_len: int = 1024) -> tuple[str, ...]:
-    return (f"model.d_model={d_model}", f"model.n_layer={n_layer}", f"model.n_head={n_head}", f"model.ctx_len={ctx_len}")
+    return (
+        f"model.d_model={d_model}",
+        f"model.n_layer={n_layer}",
+        f"model.n_head={n_head}",
+        f"model.ctx_len={ctx_len}",
+    )
 
 
 GPT2 = ("base=gpt2",)
@@ -179,7 +184,9 @@ def _randomise(model: Transformer) -> None:
 
 
 def test_llama_computes_what_transformers_does() -> None:
-    model = tiny_model("base=llama", "model.d_model=48", "model.n_head=6", "attn.n_kv_head=2", "ffn.hidden=37", "pos.theta=500")
+    model = tiny_model(
+        "base=llama", "model.d_model=48", "model.n_head=6", "attn.n_kv_head=2", "ffn.hidden=37", "pos.theta=500"
+    )
     _randomise(model)
     theirs = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
@@ -212,7 +219,9 @@ def test_gpt2_computes_what_transformers_does() -> None:
     model = tiny_model("base=gpt2", "model.ctx_len=71")
     _randomise(model)
     theirs = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=29, n_embd=24, n_layer=3, n_head=4, n_positions=71, resid_pdrop=0, embd_pdrop=0)
+        transformers.GPT2Config(
+            vocab_size=29, n_embd=24, n_layer=3, n_head=4, n_positions=71, resid_pdrop=0, embd_pdrop=0
+        )
     )
     state = {"transformer.wte.weight": model.embed.weight, "transformer.wpe.weight": model.pos.table}
     state |= {"lm_head.weight": model.embed.weight}

@@ -298,7 +298,9 @@ def test_plain_ffns_are_two_matrices_around_their_formula(part: type, activation
     torch.testing.assert_close(made(x), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("width", "multiple_of", "hidden"), [(4096, 256, 11008), (128, 32, 352), (48, 32, 128), (3, 1, 8)])
+@pytest.mark.parametrize(
+    ("width", "multiple_of", "hidden"), [(4096, 256, 11008), (128, 32, 352), (48, 32, 128), (3, 1, 8)]
+)
 def test_the_gated_width_follows_llamas_rule(width: int, multiple_of: int, hidden: int) -> None:
     with torch.device("meta"):
         assert ffn.SwiGLU(width, False, multiple_of=multiple_of).hidden == hidden

@@ -118,7 +118,9 @@ def test_a_finished_run_is_recognised_by_other_words_and_not_run_again(finished:
     assert (again.folder / "result.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("word", ["seed=1", "init_salt=1", "order_salt=1", "train.lr=1e-3", "pos.theta=7", "train.threads=2"])
+@pytest.mark.parametrize(
+    "word", ["seed=1", "init_salt=1", "order_salt=1", "train.lr=1e-3", "pos.theta=7", "train.threads=2"]
+)
 def test_what_changes_a_result_changes_the_folder(tmp_path: Path, text_file: Path, word: str) -> None:
     assert job(tmp_path, text_file, "pos=rope").name != job(tmp_path, text_file, "pos=rope", word).name
 
@@ -216,7 +218,9 @@ def test_random_text_cannot_be_learned_past_its_entropy(tmp_path: Path) -> None:
     text = tmp_path / "random.txt"
     letters = np.random.default_rng(0).integers(97, 97 + 16, size=6000).astype(np.uint8).tobytes().decode()
     text.write_text(letters)
-    record = run(job(tmp_path, text, "train.steps=150", "train.batch_size=16", "train.eval_every=50", "train.lr=1e-2"), [])
+    record = run(
+        job(tmp_path, text, "train.steps=150", "train.batch_size=16", "train.eval_every=50", "train.lr=1e-2"), []
+    )
     assert record["best_val_loss_nats"] > math.log(16) - 0.03
     assert record["train_loss_nats"] < record["val_loss_nats"]
 
@@ -271,7 +275,7 @@ def test_a_run_killed_again_and_again_ends_bit_identical(tmp_path: Path, text_fi
     assert int(first_step.split()[1]) > 0
     (record, rows, tensors), (other_record, other_rows, other_tensors) = _result(straight.folder), _result(cut.folder)
     assert rows == other_rows
-    assert {k: v for k, v in record.items() if k != "overrides"} == {k: v for k, v in other_record.items() if k != "overrides"}
+    assert {k: v for k, v in record.items() if k != "overrides"} == {
+        k: v for k, v in other_record.items() if k != "overrides"
+    }
     torch.testing.assert_close(tensors, other_tensors, rtol=0, atol=0)
-
-

@@ -193,7 +193,8 @@ def test_losses_at_length_score_the_same_targets_with_more_context() -> None:
     starts = corpus.windows("test", 40, 10)
     for length in (5, 11, 40):
         losses = [
-            window_losses(model, corpus, np.array([start + 40 - length]), length, dtype="fp32")[0, -5:] for start in starts
+            window_losses(model, corpus, np.array([start + 40 - length]), length, dtype="fp32")[0, -5:]
+            for start in starts
         ]
         assert at_length[str(length)] == pytest.approx(float(np.mean(losses)), abs=1e-5)
 

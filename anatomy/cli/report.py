@@ -1,11 +1,12 @@
 """anatomy-report: gather runs into the comparison table."""
 
+import sys
 from pathlib import Path
 
 import click
 
 from anatomy import __version__
-from anatomy.cli.common import DONE, FAILED, console, run_click
+from anatomy.cli.common import DONE, FAILED, console, printable, run_click
 
 FORMATS = ("table", "md", "csv", "json")
 
@@ -29,7 +30,8 @@ def command(directory: str, form: str, study: str | None, out: str | None) -> in
     if form == "table":
         show(report, console())
     else:
-        click.echo(views[form](report), nl=False)
+        text = views[form](report)
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     if out is not None:
         _write(Path(out), {name: view(report) for name, view in views.items()})
     if not report.studies:

@@ -81,7 +81,7 @@ def main() -> None:
 def _main(words: list[str]) -> int:
     from hydra._internal.utils import get_args_parser
 
-    args = get_args_parser().parse_args(words)
+    args = get_args_parser().parse_intermixed_args(words)
     if args.hydra_help or args.cfg or args.info or args.shell_completion:
         return _leave_to_hydra(words)
     if args.config_name or args.config_path or args.experimental_rerun or args.package or args.resolve:

@@ -8,11 +8,13 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anatomy.ranges import Count
+
 
 class _Plain(nn.Module):
     """down_proj(activation(up_proj(x))), two matrices; `hidden` None means 4 D."""
 
-    def __init__(self, width: int, bias: bool, *, hidden: int | None = None) -> None:
+    def __init__(self, width: int, bias: bool, *, hidden: Count | None = None) -> None:
         super().__init__()
         self.width = width
         self.hidden = 4 * width if hidden is None else hidden
@@ -78,7 +80,7 @@ class SwiGLU(nn.Module):
     Source:   Shazeer 2020, arXiv:2002.05202; the width rule is LLaMA's, arXiv:2302.13971 (there 256).
     """
 
-    def __init__(self, width: int, bias: bool, *, hidden: int | None = None, multiple_of: int = 32) -> None:
+    def __init__(self, width: int, bias: bool, *, hidden: Count | None = None, multiple_of: Count = 32) -> None:
         super().__init__()
         self.width = width
         self.hidden = multiple_of * math.ceil(2 * 4 * width // 3 / multiple_of) if hidden is None else hidden

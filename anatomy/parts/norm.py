@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anatomy.ranges import NotNegative
+
 
 class LayerNorm(nn.Module):
     """Subtract each token's mean, divide by its deviation, then scale and shift per channel.
@@ -20,7 +22,7 @@ class LayerNorm(nn.Module):
     Source:   Ba, Kiros & Hinton 2016, arXiv:1607.06450.
     """
 
-    def __init__(self, width: int, *, eps: float = 1e-5) -> None:
+    def __init__(self, width: int, *, eps: NotNegative = 1e-5) -> None:
         super().__init__()
         self.eps = eps
         self.gain = nn.Parameter(torch.ones(width))
@@ -41,7 +43,7 @@ class LayerNormNoBias(nn.Module):
     Source:   Xu et al. 2019, arXiv:1911.07013, who found the shift dispensable. They drop the gain as well.
     """
 
-    def __init__(self, width: int, *, eps: float = 1e-5) -> None:
+    def __init__(self, width: int, *, eps: NotNegative = 1e-5) -> None:
         super().__init__()
         self.eps = eps
         self.gain = nn.Parameter(torch.ones(width))
@@ -64,7 +66,7 @@ class RMSNorm(nn.Module):
     Source:   Zhang & Sennrich 2019, arXiv:1910.07467. No bias.
     """
 
-    def __init__(self, width: int, *, eps: float = 1e-5) -> None:
+    def __init__(self, width: int, *, eps: NotNegative = 1e-5) -> None:
         super().__init__()
         self.eps = eps
         self.gain = nn.Parameter(torch.ones(width))

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from anatomy.ranges import Positive
+
 
 class Rotation(NamedTuple):
     """Cosine and sine, each (T, 1, K/2), of the angle by which every pair of a head's channels is turned."""
@@ -83,7 +85,7 @@ class Sinusoidal(nn.Module):
     Source:   Vaswani et al. 2017, arXiv:1706.03762, without its embedding factor sqrt(D).
     """
 
-    def __init__(self, width: int, *, theta: float = 10000.0) -> None:
+    def __init__(self, width: int, *, theta: Positive = 10000.0) -> None:
         super().__init__()
         if width % 2:
             raise ValueError(f"sinusoidal positions need an even model width, got model.d_model={width}")
@@ -115,7 +117,7 @@ class RoPE(nn.Module):
               paper pairs neighbours (the same model up to the order of channels).
     """
 
-    def __init__(self, head_width: int, *, theta: float = 10000.0) -> None:
+    def __init__(self, head_width: int, *, theta: Positive = 10000.0) -> None:
         super().__init__()
         if head_width % 2:
             raise ValueError(f"RoPE turns pairs of channels: model.d_model/model.n_head must be even, got {head_width}")

@@ -1,0 +1,74 @@
+"""The README's commands work as they stand; its numbers that are stated elsewhere agree with them."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+COMMANDS = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
+SMALL = ["model.d_model=24", "model.n_layer=1", "model.ctx_len=16", "train.steps=4", "train.batch_size=2"]
+
+
+def run(*words: str, cwd: Path) -> str:
+    module = f"from anatomy.cli.{words[0].removeprefix('anatomy-')} import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", module, *words[1:]], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def commands(name: str) -> list[list[str]]:
+    return [shlex.split(command) for command in COMMANDS if command.startswith(name)]
+
+
+def test_the_two_commands_are_targets_of_the_makefile() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = [command.split()[1] for command in COMMANDS if command.startswith("make ")]
+    assert {"report", "test"} <= set(targets)
+    assert all(re.search(rf"^{target}:.*## ", makefile, flags=re.MULTILINE) for target in targets)
+
+
+@pytest.mark.parametrize("words", commands("anatomy-train"), ids=" ".join)
+def test_every_training_command_runs(words: list[str], tmp_path: Path, text_file: Path) -> None:
+    small = [] if "-h" in words or "--help" in words else [*SMALL, "corpus=files", f"corpus.path='{text_file}'"]
+    if any(word.startswith("study=") for word in words):
+        small += ["dry_run=true"]
+    assert run(*words, *small, cwd=tmp_path)
+
+
+def test_the_report_command_runs_after_a_sweep(tmp_path: Path, text_file: Path) -> None:
+    run("anatomy-train", "-m", "ffn=gelu,swiglu", *SMALL, "corpus=files", f"corpus.path='{text_file}'", cwd=tmp_path)
+    for words in commands("anatomy-report"):
+        target = [word for word in words[1:] if not word.startswith("outputs")]
+        assert "ffn=swiglu" in run(words[0], *target, cwd=tmp_path)
+
+
+def test_corpus_and_check_commands_run(tmp_path: Path) -> None:
+    for words in commands("anatomy-corpus"):
+        if words[1] != "fetch":
+            assert run(*words, cwd=tmp_path)
+    assert "0 wrong" in run("anatomy-check", cwd=tmp_path)
+
+
+def test_ci_calls_the_readmes_test_command() -> None:
+    assert "exec make test" in (ROOT / ".ci" / "run").read_text() and "make test" in COMMANDS
+
+
+def test_the_pinned_set_is_inside_the_ranges() -> None:
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for word in (*project["dependencies"], *extras["test"], *extras["lint"]):
+        requirement = Requirement(word)
+        assert requirement.specifier.contains(pinned[requirement.name]), word
