@@ -29,7 +29,7 @@ from anatomy.runner import Job, finished_record, prepare, run
 from anatomy.runs import Busy, Entry, Layout, read_record, record_entries
 
 ADHOC = StudySpec(name="adhoc", question="Runs asked for one by one.")
-NOMINAL_FLOPS_PER_S = 25e9  # of one thread at the quick scale, evaluation included; used until a run tells better
+NOMINAL_FLOPS_PER_S, NOMINAL_STEP_S = 75e9, 0.013  # of one thread; finished runs tell how far this machine is off
 
 Outcome = Literal["done", "diverged", "failed", "interrupted", "running", "planned", "refused"]
 
@@ -81,10 +81,9 @@ class Plan:
 
     def about_seconds(self) -> float:
         """A guess of how long the runs to do will take, from what finished runs of the plan took."""
-        known = [_flops(planned) / seconds for planned in self.runs if (seconds := _seconds(planned))]
-        flops_per_s = statistics.median(known) if known else NOMINAL_FLOPS_PER_S
-        flops = sum(_flops(planned) for planned in self.to_do)
-        return flops / flops_per_s / min(self.num_workers, max(1, len(self.to_do)))
+        known = [seconds / _nominal_s(planned) for planned in self.runs if (seconds := _seconds(planned))]
+        seconds = sum(map(_nominal_s, self.to_do)) * (statistics.median(known) if known else 1)
+        return seconds / min(self.num_workers, max(1, len(self.to_do)))
 
     def __str__(self) -> str:
         """`36 runs: 12 done, 24 to do, about 5 min`."""
@@ -175,10 +174,12 @@ def _record_or_none(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _flops(planned: Planned) -> float:
-    config = planned.config
+def _nominal_s(planned: Planned) -> float:
+    """How long a run would take on the nominal machine: its arithmetic, and what every step costs beside it."""
     assert planned.job is not None
-    return planned.job.model.flops_per_token(config.model.ctx_len) * tokens_after(config, config.train.steps)
+    config = planned.config
+    flops = planned.job.model.flops_per_token(config.model.ctx_len) * tokens_after(config, config.train.steps)
+    return flops / NOMINAL_FLOPS_PER_S + config.train.steps * NOMINAL_STEP_S + 1
 
 
 def _seconds(planned: Planned) -> float | None:

@@ -4,10 +4,10 @@ import subprocess
 import sys
 
 import torch
+from conftest import TINY, compose, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from anatomy.bench import product_shapes, time_steps
-from conftest import TINY, compose, tiny_model
 
 
 def test_the_products_are_those_of_one_forward_pass() -> None:

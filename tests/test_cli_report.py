@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_runs import fake_record, put_rungs, put_study
 from rich.cells import cell_len
 
 from anatomy import __version__
-from fake_runs import fake_record, put_rungs, put_study
 
 
 def report(*words: object, code: int = 0, **env: str) -> str:

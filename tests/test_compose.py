@@ -1,13 +1,13 @@
 """From words to configs: bases, swaps, studies, and every mistake answered in one line that says what to type."""
 
 import pytest
+from conftest import compose, options
 
 from anatomy.axes import AXES, BASES, COUNTERPARTS, SWAPPED_AXES, VALUE_AXES, differences, swapped_part
 from anatomy.compose import GROUPS, Asked, read_command
 from anatomy.config import Config, known_keys, parse_config
 from anatomy.errors import UserError
 from anatomy.sweep import make_plan
-from conftest import compose, options
 
 
 def asked(*words: str, multirun: bool = False) -> Asked:

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 import transformers
+from conftest import compose, tiny_ids, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from anatomy.axes import BASES
 from anatomy.build import build_model, derived
 from anatomy.model import Transformer, init_digests, initialise
-from conftest import compose, tiny_ids, tiny_model
 
 ARTICLE = ("model.d_model=128", "model.n_layer=4", "model.n_head=4", "model.ctx_len=128")
 

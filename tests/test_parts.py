@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import compose, options, tiny_ids, tiny_model
 from omegaconf import OmegaConf
 
 from anatomy.axes import AXES, BASES, SWAPPED_AXES
@@ -14,9 +15,8 @@ from anatomy.files import CONF
 from anatomy.model import init_digests
 from anatomy.parts import attn, ffn, norm, pos
 from anatomy.parts.norm import _RMSNormOnCPU
-from anatomy.parts.pos import Rotation, RoPE, rotate
+from anatomy.parts.pos import RoPE, Rotation, rotate
 from anatomy.train import optimizer_for
-from conftest import compose, options, tiny_ids, tiny_model
 
 PARTS = [(axis, name) for axis in AXES for name in options(axis)]
 ON_EVERY_BASE = pytest.mark.parametrize(

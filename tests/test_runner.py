@@ -20,10 +20,21 @@ from anatomy.corpus import Vocabulary
 from anatomy.runner import Job, prepare, run
 from anatomy.runs import Busy, is_owned, owned, read_record
 
-KEYS = """schema status error run parts seed config derived overrides init_digests data num_params num_params_by_axis
-flops_per_token kv_bytes_per_token steps tokens train_loss_nats val_loss_nats best_val_loss_nats best_step test_loss_nats
-test_loss_nats_at_best test_bits_per_char num_test_targets test_loss_nats_at_length max_grad_norm clipped_fraction wall_s
-train_s tokens_per_s peak_rss_mib sample env""".split()
+KEYS = [
+    *("schema", "status", "error", "run", "parts", "seed"),
+    *("config", "derived", "overrides", "init_digests", "data", "num_params"),
+    *("num_params_by_axis", "flops_per_token", "kv_bytes_per_token", "steps", "tokens", "train_loss_nats"),
+    *(
+        "val_loss_nats",
+        "best_val_loss_nats",
+        "best_step",
+        "test_loss_nats",
+        "test_loss_nats_at_best",
+        "test_bits_per_char",
+    ),
+    *("num_test_targets", "test_loss_nats_at_length", "max_grad_norm", "clipped_fraction", "wall_s", "train_s"),
+    *("tokens_per_s", "peak_rss_mib", "sample", "env"),
+]
 TIMES = ("wall_s", "train_s", "tokens_per_s", "peak_rss_mib")
 SMALL = ("model.d_model=24", "model.n_layer=2", "model.ctx_len=16", "train.batch_size=3", "train.steps=12")
 SMALL += ("train.eval_every=4", "train.warmup_steps=2")

@@ -1,17 +1,18 @@
 """The loop: rates, decay, accumulation, divergence, and an evaluation that leaves no trace."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import compose, tiny_model
 
 from anatomy.config import TrainConfig
 from anatomy.corpus import BatchOrder, Corpus, Vocabulary
 from anatomy.evaluation import losses_at_length, window_losses
 from anatomy.train import Diverged, Training, learning_rate, optimizer_for
-from conftest import compose, tiny_model
 
 CTX_LEN = 11
 
@@ -51,7 +52,7 @@ def test_the_cosine_ends_exactly_at_its_minimum() -> None:
     config = train_config("train.lr=2", "train.warmup_steps=3", "train.steps=20", "train.min_lr_ratio=0.1")
     rates = [learning_rate(step, config) for step in range(20)]
     assert rates[-1] == pytest.approx(0.2) and max(rates) == rates[3] == 2
-    assert all(later < earlier for earlier, later in zip(rates[3:], rates[4:], strict=False))
+    assert all(later < earlier for earlier, later in pairwise(rates[3:]))
     halfway = 0.2 + 1.8 * (1 + math.cos(math.pi * 8 / 16)) / 2
     assert rates[11] == pytest.approx(halfway)
 

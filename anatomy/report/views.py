@@ -1,7 +1,5 @@
 """The report as a reader sees it: terminal, Markdown, CSV, JSON. All views show the same data and compute nothing."""
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -177,17 +175,14 @@ def _escaped(text: str) -> str:
 
 def to_csv(report: Report) -> str:
     """A line a row, with study and base in front; lists are joined by blanks, parts have a column an axis."""
+    import pandas  # half a second that the other views need not wait
+
     records = [
         {"study": table.study, "base": table.base, "metric": table.metric} | _flat(asdict(row))
         for table in report.studies
         for row in table.rows
     ]
-    columns = list(dict.fromkeys(key for record in records for key in record))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return out.getvalue()
+    return pandas.DataFrame(records, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
 def _flat(row: Mapping[str, object]) -> dict[str, object]:
