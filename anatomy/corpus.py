@@ -37,6 +37,8 @@ DEFAULT_FRACTION = 1 / CYCLE
 NUM_CODE_POINTS = 0x110000
 CHUNK_CHARS = 1 << 20
 """Texts are encoded piece by piece, so that 100 MB of text need no gigabyte beside them."""
+MAX_NAMED = 9
+"""So many unknown characters an error names: a text in another script may hold thousands."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +80,19 @@ class Vocabulary:
         return table
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """Turn a text into ids, one a character. Raises UserError naming every unknown character and its index."""
+        """Turn a text into ids, one a character. Raises UserError naming the first unknown characters and where."""
         ids = np.empty(len(text), dtype=np.int32)
         for start in range(0, len(text), CHUNK_CHARS):
             codes = _code_points(text, start)
             ids[start : start + len(codes)] = self._id_of_code[np.minimum(codes, len(self._id_of_code) - 1)]
         if (ids < 0).any():
-            first_index: dict[str, int] = {}
-            for index in np.flatnonzero(ids < 0):
-                first_index.setdefault(text[index], int(index))
-            unknown = ", ".join(f"{char!r} (U+{ord(char):04X}) at index {at}" for char, at in first_index.items())
-            raise UserError(f"characters that the vocabulary of {len(self):,} lacks: {unknown}; leave them out")
+            unknown = sorted(set(text) - set(self.chars), key=text.index)
+            named = [f"{char!r} (U+{ord(char):04X}) at index {text.index(char)}" for char in unknown[:MAX_NAMED]]
+            if len(unknown) > MAX_NAMED:
+                named.append(f"and {len(unknown) - MAX_NAMED:,} more")
+            raise UserError(
+                f"characters that the vocabulary of {len(self):,} lacks: {', '.join(named)}; leave them out"
+            )
         return ids
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
@@ -148,7 +152,7 @@ def split_chars(num_chars: int, rule: str, val_fraction: float, test_fraction: f
     Raises: UserError for an unknown rule, fractions out of range, or fractions that `blocks` would not heed.
     """
     if rule not in ("blocks", "tail"):
-        raise UserError(f"corpus.split={rule}: no such split; it is blocks or tail")
+        raise UserError(f"corpus.split={rule!r}: no such split; it is blocks or tail")
     if not 0 < val_fraction < 1:
         raise UserError(f"corpus.val_fraction={val_fraction}: must lie between 0 and 1; type: corpus.val_fraction=0.1")
     if not 0 <= test_fraction < 1:

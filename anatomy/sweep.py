@@ -151,7 +151,12 @@ def launch(plan: Plan) -> list[str]:
         task_function=task,
         config=plan.master,
     )
-    returns = launcher.launch([planned.request.launch_overrides for planned in plan.to_do], initial_job_idx=0)
+    jobs = [planned.request.launch_overrides for planned in plan.to_do]
+    try:
+        returns = launcher.launch(jobs, initial_job_idx=0)
+    except Exception as error:  # a worker that was killed ends joblib's whole pool; the pool of runs knows the rest
+        reason = str(error).partition("\n")[0]
+        return [f"the launcher gave up ({type(error).__name__}: {reason}); the same command goes on with what is left"]
     return [str(job._return_value) for job in returns if job.status is not JobStatus.COMPLETED]
 
 

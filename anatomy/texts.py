@@ -39,7 +39,6 @@ class Text:
     sha256 is that of the text in UTF-8; notes are short sentences for a reader.
     """
 
-    name: str
     text: str
     sha256: str
     notes: tuple[str, ...] = ()
@@ -121,7 +120,7 @@ def load_text(name: str, path: str | None = None) -> Text:
     if path is not None:
         raise UserError(f"corpus={name}: takes no path; your own text is corpus={FILES}")
     text = _installed_text(name, builtin) if builtin.wheel_sha256 is None else _cached_text(name, builtin)
-    return Text(name, text, builtin.sha256)
+    return Text(text, builtin.sha256)
 
 
 def find_builtin(name: str) -> BuiltinText:
@@ -130,7 +129,7 @@ def find_builtin(name: str) -> BuiltinText:
         names = [*TEXTS, FILES]
         nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f" Did you mean {nearest[0]}?" if nearest else ""
-        raise UserError(f"corpus={name}: no such text; there are {', '.join(names)}.{hint}")
+        raise UserError(f"corpus={name!r}: no such text; there are {', '.join(names)}.{hint}")
     return TEXTS[name]
 
 
@@ -254,12 +253,12 @@ def _own_text(given: str | None) -> Text:
     else:
         files = [path]
     cleaned = [_clean(file) for file in files]
-    changes = sum((change for _, change in cleaned), Counter[str]())
+    changes = sum((change for _, change in cleaned), Counter[str]())  # a sum of Counters keeps no zeros
     if not any(text for text, _ in cleaned):
         raise UserError(f"corpus.path={given!r}: no text in it, it is empty")
     text = "\n".join(text for text, _ in cleaned)
     notes += [f"{change}: {count:,}" for change, count in sorted(changes.items())]
-    return Text(FILES, text, _sha256(text), tuple(notes))
+    return Text(text, _sha256(text), tuple(notes))
 
 
 def _text_files(folder: Path) -> list[Path]:

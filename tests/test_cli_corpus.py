@@ -29,6 +29,13 @@ def test_a_text_not_fetched_yet_is_listed_with_what_to_type(tmp_path: Path) -> N
     assert len({len(line) for line in text.splitlines()}) == 1  # every row whole, none cut or wrapped
 
 
+def test_a_damaged_text_is_listed_as_such(tmp_path: Path) -> None:
+    (tmp_path / "statutes.txt").write_text("damaged")
+    env = {**os.environ, "ANATOMY_CACHE": str(tmp_path)}
+    assert "statutes.txt' is damaged; type: anatomy-corpus fetch statutes" in corpus("list", env=env)
+    assert "is damaged" in corpus("show", "statutes", code=2, env=env)
+
+
 def test_show_tells_sizes_and_splits() -> None:
     rows = dict(line.split(None, 1) for line in corpus("show", "kjv").splitlines())
     assert rows["characters"].split()[0] == "4,137,451" and rows["vocabulary"].split()[0] == "65"
@@ -50,9 +57,10 @@ def test_what_comes_with_anatomy_needs_no_fetching() -> None:
 
 
 def test_control_characters_are_escaped_when_shown(tmp_path: Path) -> None:
-    (tmp_path / "odd.txt").write_text("\x1b[2J[bold]:smile:" + "ab" * 300)
+    (tmp_path / "odd.txt").write_text("\x1b[2J\x00\x07\u202e[bold]:smile:" + "ab" * 300)
     text = corpus("show", "files", "--path", str(tmp_path / "odd.txt"))
-    assert "\x1b" not in text and "[bold]:smile:" in text
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert r"'\x1b[2J\x00\x07\u202e[bold]:smile:ab" in text
 
 
 @pytest.mark.parametrize(
@@ -62,6 +70,7 @@ def test_control_characters_are_escaped_when_shown(tmp_path: Path) -> None:
         (["shwo"], "shwo"),
         (["show"], "NAME"),
         (["show", "kvj"], "Did you mean kjv?"),
+        (["show", "two\nlines\x1b"], r"'two\nlines\x1b'"),
         (["show", "files"], "--path PATH"),
         (["show", "kjv", "--path", "own.txt"], "takes no path"),
         (["show", "files", "--path", "no\nsuch"], "no such file"),

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,14 +52,13 @@ def test_rungs_equal_a_slow_table(ids: list[int], length: int) -> None:
                 assert losses[n - 1, w, t] == pytest.approx(expected, abs=1e-9)
 
 
-def test_probabilities_sum_to_one() -> None:
-    fitted = np.random.default_rng(0).integers(5, size=200)
-    history = [3, 1, 4, 1, 2]
-    texts = np.concatenate([fitted, *([*history, 0, char] for char in range(5))]).astype(np.int32)
-    starts = np.array([200 + 7 * char for char in range(5)])
-    texts[starts + 5] = texts[starts + 6]  # the target right after the history
-    losses = ngram_losses(texts, ((0, 200),), starts, 6, vocab_size=5)
-    np.testing.assert_allclose(np.exp(-losses[:, :, 4]).sum(1), 1)
+@given(st.lists(st.integers(0, 4), max_size=70), st.lists(st.integers(0, 4), min_size=1, max_size=7))
+def test_probabilities_sum_to_one_after_any_history(fitted: list[int], history: list[int]) -> None:
+    windows = [[*history, char] for char in range(5)]  # one window for each character that may follow
+    ids = np.array([*fitted, *(char for window in windows for char in window)], dtype=np.int32)
+    starts = len(fitted) + np.arange(5) * len(windows[0])
+    losses = ngram_losses(ids, ((0, len(fitted)),), starts, len(history), vocab_size=5)
+    np.testing.assert_allclose(np.exp(-losses[:, :, -1]).sum(1), 1)
 
 
 @given(st.integers(0, 3), st.integers(0, 4))
@@ -160,6 +161,21 @@ def test_rungs_asked_for_at_once_are_computed_once(tmp_path: Path, monkeypatch: 
     with ThreadPoolExecutor(5) as pool:
         found = list(pool.map(lambda _: ensure(corpus, tmp_path), range(5)))
     assert len(computed) == 1 and all(nats == found[0] for nats in found)
+
+
+def test_two_processes_that_ask_at_once_compute_once(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text(made_up_text(30_011))
+    code = (
+        "import logging, sys; from pathlib import Path; from anatomy.corpus import load_corpus;"
+        "from anatomy.rungs import ensure_rungs; logging.basicConfig(level='INFO');"
+        "print(ensure_rungs(load_corpus('files', path=sys.argv[1]), outputs=Path(sys.argv[2]), val_fraction=0.1,"
+        " test_fraction=0.1, ctx_len=16, num_windows_limit=1600))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "own.txt"), str(tmp_path / "outputs")]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    (first, first_log), (second, second_log) = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0, 0], first_log + second_log
+    assert first == second and (first_log + second_log).count("rungs of files at context 16") == 1
 
 
 def test_a_test_part_too_short_for_a_window_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ def test_missing_paths_and_folders_without_text_are_one_line(tmp_path: Path) -> 
         ("files", str(tmp_path / "no"), "no such file"),
         ("files", str(tmp_path), r"\.txt"),
         ("kjv", "x.txt", "corpus=files"),
-        ("kvj", None, r"kjv"),
+        ("kvj", None, r"Did you mean kjv\?"),
+        ("two\nlines", None, "there are kjv, statutes, files"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             load_text(name, path)

@@ -1,5 +1,6 @@
 """What all command lines share: exit codes, one-line errors, a console that is never cut when piped."""
 
+import io
 import sys
 from typing import NoReturn
 
@@ -18,6 +19,13 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
 
+def steady_output() -> None:
+    """Where the output's encoding lacks a character (an ASCII terminal), print its escape instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def refuse(error: UserError) -> NoReturn:
     """Print a user's mistake on standard error and exit with 2."""
     print(error, file=sys.stderr)
@@ -26,6 +34,7 @@ def refuse(error: UserError) -> NoReturn:
 
 def run_click(command: click.Command) -> NoReturn:
     """Run a click command: a UserError becomes its message and exit 2, an interrupt exit 130."""
+    steady_output()
     try:
         sys.exit(command.main(standalone_mode=False) or DONE)
     except click.UsageError as error:

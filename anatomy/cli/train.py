@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from anatomy import __version__
-from anatomy.cli.common import DONE, FAILED, INTERRUPTED, console, printable, refuse
+from anatomy.cli.common import DONE, FAILED, INTERRUPTED, console, printable, refuse, steady_output
 from anatomy.errors import UserError
 from anatomy.files import CONF
 
@@ -63,6 +63,7 @@ def _comment(file: Path) -> str:
 
 def main() -> None:
     words = sys.argv[1:]
+    steady_output()
     if "--version" in words:
         print(f"anatomy-train {__version__}")
         return

@@ -198,7 +198,8 @@ def _second_seeds(groups: Sequence[Group]) -> list[SetAside]:
         first: dict[int | None, Arm] = {}
         for arm in sorted(group.arms, key=lambda arm: arm.status != "done"):
             if arm.seed in first:
-                taken.append(SetAside(str(arm.run), f"seed {arm.seed} is there twice; {first[arm.seed].run} counts"))
+                again = f"seed {arm.seed} is there twice; {first[arm.seed].run} counts"
+                taken.append(SetAside(arm.run or arm.asked, "; ".join(filter(None, [again, arm.refused]))))
             else:
                 first[arm.seed] = arm
         group.arms = sorted(first.values(), key=lambda arm: -1 if arm.seed is None else arm.seed)
@@ -219,7 +220,7 @@ def _name(base: str, group: Group, reference: Group | None, groups: Sequence[Gro
     standard = reference.settings or {}
     asked: list[str] = []
     derived: list[str] = []
-    for key in sorted((group.settings.keys() | standard.keys()) - set(AXES)):
+    for key in sorted((group.settings.keys() | standard.keys()) - {*AXES, TEXT}):
         value = group.settings.get(key)
         axis = key.partition(".")[0]
         if axis in changed:

@@ -1,15 +1,17 @@
 """The report as a reader sees it: terminal, Markdown, CSV, JSON. All views show the same data and compute nothing."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table as RichTable
+from rich.cells import cell_len, chop_cells
+from rich.console import Console
 from rich.text import Text
 
-from anatomy.cli.common import printable
-from anatomy.report.table import Report, Row, Table
+from anatomy.axes import AXES
+from anatomy.report.table import AT_BEST, Report, Row, Table
 
 NOTHING = "–"
 NARROW, GAP = 40, 2  # columns that a name may take before it wraps, and between two columns
@@ -32,26 +34,49 @@ def _steps(row: Row) -> str:
     steps = [step for step in row.best_step if step is not None]
     if not steps:
         return NOTHING
-    return f"{min(steps):,}" if min(steps) == max(steps) else f"{min(steps):,}-{max(steps):,}"
+    ends = sorted({min(steps), max(steps)})
+    return "-".join(f"{step:,.0f}" for step in ends)
 
 
-COLUMNS = (
-    Column("row", lambda row: printable(row.name).replace("\n", "\\n"), is_text=True),
-    Column("seeds", lambda row: str(row.num_seeds)),
-    Column("test nats", lambda row: _number(row.test_loss_nats_mean, ".4f")),
-    Column("sd", lambda row: _number(row.test_loss_nats_sd, ".4f")),
-    Column("difference", lambda row: _number(row.difference_nats, "+.4f")),
-    Column("bits/char", lambda row: _number(row.test_bits_per_char, ".4f")),
-    Column("rung", lambda row: _number(row.rung, ".2f")),
-    Column("best step", _steps),
-    Column("params", lambda row: _number(row.num_params, ",d")),
-    Column("params %", lambda row: _number(row.num_params_percent, "+.2f")),
-    Column("block %", lambda row: _number(row.block_params_percent, "+.2f")),
-    Column("FLOPs/token", lambda row: _number(row.flops_per_token, ",d")),
-    Column("KV bytes/token", lambda row: _number(row.kv_bytes_per_token, ",d")),
-    Column("tokens/s", lambda row: _number(row.tokens_per_s, ",.0f")),
-    Column("status", lambda row: row.status + (", over-fitted" if row.over_fitted else ""), is_text=True),
-)
+def _seeds(row: Row) -> str:
+    return f"{row.num_seeds} ({row.num_pairs} paired)" if 0 < row.num_pairs < row.num_seeds else str(row.num_seeds)
+
+
+NAME = Column("row", lambda row: _line(row.name), is_text=True)
+
+
+def columns(metric: str) -> list[Column]:
+    """The columns beside the name. Loss, spread and difference are of one metric; where that is not the final test
+    loss, the final one, which the bits per character are of, has a column of its own."""
+    return [
+        Column("seeds", _seeds),
+        Column("test nats at best" if metric == AT_BEST else "test nats", lambda row: _number(row.metric_mean, ".4f")),
+        Column("sd", lambda row: _number(row.metric_sd, ".4f")),
+        Column("difference", lambda row: _number(row.difference_nats, "+.4f")),
+        *([Column("final nats", lambda row: _number(row.test_loss_nats_mean, ".4f"))] if metric == AT_BEST else []),
+        Column("bits/char", lambda row: _number(row.test_bits_per_char, ".4f")),
+        Column("rung", lambda row: _number(row.rung, ".2f")),
+        Column("best step", _steps),
+        Column("params", lambda row: _number(row.num_params, ",.0f")),
+        Column("params %", lambda row: _number(row.num_params_percent, "+.2f")),
+        Column("block %", lambda row: _number(row.block_params_percent, "+.2f")),
+        Column("FLOPs/token", lambda row: _number(row.flops_per_token, ",.0f")),
+        Column("KV bytes/token", lambda row: _number(row.kv_bytes_per_token, ",.0f")),
+        Column("tokens/s", lambda row: _number(row.tokens_per_s, ",.0f")),
+        Column("status", lambda row: row.status + (", over-fitted" if row.over_fitted else ""), is_text=True),
+    ]
+
+
+def _line(text: str) -> str:
+    """The text as one line that cannot act on a terminal: control characters, line ends, marks of writing direction and
+    halves of characters as escapes. What joins characters stays, so 👩‍👩‍👧 remains one picture."""
+    return "".join(char.encode("unicode_escape").decode() if _acts(char) else char for char in text)
+
+
+def _acts(char: str) -> bool:
+    kind = "" if char.isprintable() else unicodedata.category(char)
+    turns = kind == "Cf" and unicodedata.bidirectional(char) != "BN"  # boundary neutral: joiners, which turn nothing
+    return turns or kind in ("Cc", "Cs", "Zl", "Zp")
 
 
 # ------------------------------------------------------------------------------------------------ terminal
@@ -60,48 +85,54 @@ COLUMNS = (
 def show(report: Report, console: Console) -> None:
     """Print every table, in as many pieces as the width asks for; nothing is ever cut."""
     for warning in report.warnings:
-        console.print(Text(f"warning: {printable(warning)}"))
+        console.print(Text(f"warning: {_line(warning)}"))
     for table in report.studies:
-        console.print(Text(printable(title(table)), style="bold"))
+        console.print(Text(_line(title(table)), style="bold"))
         if table.rows:
-            console.print(_pieces(table, console.width))
+            console.print(_pieces(table, console.width), soft_wrap=True)
         for line in notes(table):
-            console.print(Text(printable(line)))
+            console.print(Text(_line(line)))
         console.print()
 
 
-def _pieces(table: Table, width: int) -> RenderableType:
-    """The columns in as many tables as the width asks for, the row's name in each; a long name wraps."""
-    first, *rest = COLUMNS
-    names = [first.cell(row) for row in table.rows]
-    longest = max(Text(name).cell_len for name in names)
-    name_width = min(longest, max(NARROW, width // 3))
-    pieces: list[list[Column]] = [[]]
+def _pieces(table: Table, width: int) -> Text:
+    """The columns in as many tables as the width asks for, the row's name in each; a long name goes on below."""
+    names = [NAME.heading, *map(NAME.cell, table.rows)]
+    name_width = min(max(map(cell_len, names)), max(NARROW, width // 3))
+    pieces: list[list[list[str]]] = [[]]
     room = width - name_width - GAP
-    for column in rest:
-        needed = GAP + max(Text(text).cell_len for text in (column.heading, *map(column.cell, table.rows)))
+    for column in columns(table.metric):
+        cells = _aligned(column, table.rows)
+        needed = GAP + cell_len(cells[0])
         if needed > room and pieces[-1]:
             pieces.append([])
             room = width - name_width - GAP
-        pieces[-1].append(column)
+        pieces[-1].append(cells)
         room -= needed
-    return Group(*(_piece(table, [first, *columns], name_width) for columns in pieces))
+    text = Text()
+    for piece in pieces:
+        heading, *lines = _piece(names, piece, name_width)
+        text.append(f"{heading}\n", style="bold").append("".join(f"{line}\n" for line in lines))
+    text.right_crop()  # the last line end, which printing adds
+    return text
 
 
-def _piece(table: Table, columns: Sequence[Column], name_width: int) -> RichTable:
-    made = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
-    for column in columns:
-        is_name = column is COLUMNS[0]
-        made.add_column(
-            column.heading,
-            justify="left" if column.is_text else "right",
-            no_wrap=not is_name,
-            overflow="fold",
-            width=name_width if is_name else None,
-        )
-    for row in table.rows:
-        made.add_row(*(Text(column.cell(row)) for column in columns))
-    return made
+def _aligned(column: Column, rows: Sequence[Row]) -> list[str]:
+    """A column's heading and cells, padded to one width: text to the left, numbers to the right."""
+    cells = [column.heading, *map(column.cell, rows)]
+    widths = [cell_len(cell) for cell in cells]
+    pads = [" " * (max(widths) - width) for width in widths]
+    return [cell + pad if column.is_text else pad + cell for cell, pad in zip(cells, pads, strict=True)]
+
+
+def _piece(names: Sequence[str], columns_of_cells: Sequence[Sequence[str]], name_width: int) -> Iterator[str]:
+    """Lines of equal width. Rich's own tables take a second for a thousand rows."""
+    gap = " " * GAP
+    for name, *cells in zip(names, *columns_of_cells, strict=True):
+        line = gap.join(cells)
+        for part in chop_cells(name, name_width):
+            yield f"{part}{' ' * (name_width - cell_len(part))}{gap}{line}"
+            line = " " * cell_len(line)
 
 
 def title(table: Table) -> str:
@@ -145,8 +176,9 @@ def _fact(value: float | None) -> str:
 
 
 def to_json(report: Report) -> str:
-    """The data as it is, strict JSON."""
-    return json.dumps(asdict(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """The data as it is, strict JSON. Half a character, which UTF-8 cannot hold, becomes its JSON escape."""
+    text = json.dumps(asdict(report), indent=1, ensure_ascii=False, allow_nan=False)
+    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text) + "\n"
 
 
 def to_markdown(report: Report) -> str:
@@ -155,9 +187,10 @@ def to_markdown(report: Report) -> str:
     for table in report.studies:
         lines += [f"## {_escaped(title(table))}", ""]
         if table.rows:
-            lines.append(_markdown_row([column.heading for column in COLUMNS]))
-            lines.append(_markdown_row(["---" if column.is_text else "---:" for column in COLUMNS]))
-            lines += [_markdown_row([_escaped(column.cell(row)) for column in COLUMNS]) for row in table.rows]
+            shown = [NAME, *columns(table.metric)]
+            lines.append(_markdown_row([column.heading for column in shown]))
+            lines.append(_markdown_row(["---" if column.is_text else "---:" for column in shown]))
+            lines += [_markdown_row([_escaped(column.cell(row)) for column in shown]) for row in table.rows]
             lines.append("")
         lines += [f"- {_escaped(line)}" for line in notes(table)] + [""]
     return "\n".join(lines)
@@ -168,9 +201,7 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    for special in "\\|<>*_`":
-        text = text.replace(special, f"\\{special}")
-    return printable(text).replace("\n", " ").replace("\t", " ")
+    return re.sub(r"[\\|<>*_`]", r"\\\g<0>", _line(text))
 
 
 def to_csv(report: Report) -> str:
@@ -178,7 +209,7 @@ def to_csv(report: Report) -> str:
     import pandas  # half a second that the other views need not wait
 
     records = [
-        {"study": table.study, "base": table.base, "metric": table.metric} | _flat(asdict(row))
+        _flat({"study": table.study, "base": table.base, "metric": table.metric, **asdict(row)})
         for table in report.studies
         for row in table.rows
     ]
@@ -188,8 +219,9 @@ def to_csv(report: Report) -> str:
 def _flat(row: Mapping[str, object]) -> dict[str, object]:
     flat: dict[str, object] = {}
     for key, value in row.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{axis}": part for axis, part in value.items()}
-        elif key != "parts":
+        if key == "parts":
+            parts = value if isinstance(value, Mapping) else {}
+            flat |= {f"parts.{axis}": parts.get(axis) for axis in AXES}
+        else:
             flat[key] = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
-    return flat
+    return {key: _line(value) if isinstance(value, str) else value for key, value in flat.items()}
