@@ -109,11 +109,11 @@ def put_study(outputs: Path, name: str, records: Sequence[Mapping[str, Any]], **
     record_entries(outputs / "studies" / name, {"name": name, "question": "Which?", "metric": None, **spec}, entries)
 
 
-def put_rungs(outputs: Path, ctx_len: int = 64) -> None:
+def put_rungs(outputs: Path, *, split: str = "blocks", ctx_len: int = 64) -> None:
     folder = outputs / "corpora" / SHA256
     folder.mkdir(parents=True)
     nats = {"1": 3.0, "2": 2.0, "3": 1.7, "4": 1.5, "5": 1.4, "6": 1.3, "xz": 1.45}
-    entry = {"split": "blocks", "val_fraction": 0.1, "test_fraction": 0.1, "ctx_len": ctx_len, "num_windows": 1600}
+    entry = {"split": split, "val_fraction": 0.1, "test_fraction": 0.1, "ctx_len": ctx_len, "num_windows": 1600}
     entry |= {"losses": "rung_losses.npy", "nats_per_char": nats}
     index = {"schema": 1, "corpus": "kjv", "sha256": SHA256, "entries": [entry]}
     (folder / "rungs.json").write_text(json.dumps(index))

@@ -98,3 +98,13 @@ def test_torch_is_never_imported(outputs: Path) -> None:
 
 def test_help_and_version_answer() -> None:
     assert "--format" in report("--help") and __version__ in report("--version")
+
+
+def test_no_sign_in_a_folders_name_acts_on_the_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "a\x1b[2Jb"
+    folder.mkdir()
+    (tmp_path / "file").write_text("")
+    put_study(tmp_path, "s", [fake_record("a")])
+    assert "a\\x1b[2Jb': holds no runs" in report(folder, code=1)
+    said = report(tmp_path, "--out", tmp_path / "file" / "\x1b[2J", code=2)
+    assert "\\x1b[2J': cannot write there" in said and "\x1b" not in said

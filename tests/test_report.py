@@ -261,3 +261,194 @@ def test_the_json_has_the_keys_of_the_contract(tmp_path: Path) -> None:
     statistics_of_a_row = ("difference_nats", "ci_low", "ci_high", "own_ci_low", "own_ci_high", "variance", "df")
     rest = ("test_loss_nats_sd", "p", "p_holm", "verdict", "num_params", "flops_per_token", "kv_bytes_per_token")
     assert set(study["rows"][0]) >= {*first, *statistics_of_a_row, *rest, "tokens_per_s"}
+
+
+# --------------------------------------------------------------------------- which row is the base, and what joins it
+
+
+def test_the_base_row_is_the_one_that_most_rows_can_be_compared_with(tmp_path: Path) -> None:
+    short = {"config": {"train.steps": 50}}
+    few = [fake_record("a", 1.5), fake_record("b", 1.25, parts={"norm": "rms"})]
+    put_study(tmp_path, "s", [*seeds_of("short", LOSSES, **short), *few])
+    table = table_of(tmp_path)
+    assert [row.name for row in table.rows] == ["base", "norm=rms"] and table.steps == 1000
+    assert {aside.run for aside in table.set_aside} == {"short-0", "short-1", "short-2"}
+
+
+def test_of_equal_candidates_the_base_row_has_most_seeds(tmp_path: Path) -> None:
+    other = {"config": {"train.lr": 0.1}}
+    put_study(tmp_path, "s", [fake_record("a", 9.0, **other), *seeds_of("b", LOSSES)])
+    assert rows_of(tmp_path)["base"].num_seeds == 3 and "train.lr=0.1" in rows_of(tmp_path)
+
+
+def test_of_candidates_equal_in_all_the_base_row_is_the_first(tmp_path: Path) -> None:
+    put_study(tmp_path, "s", [fake_record("a", config={"train.lr": 0.1}), fake_record("b")])
+    assert list(rows_of(tmp_path)) == ["base", "train.lr=0.004"]
+
+
+def test_the_counterpart_comes_right_after_the_base(tmp_path: Path) -> None:
+    put_study(
+        tmp_path, "s", [fake_record("r", parts={"norm": "rms"}), fake_record("l", base="llama"), fake_record("b")]
+    )
+    assert [row.name for row in build_report(tmp_path).studies[0].rows] == ["base", "llama", "norm=rms"]
+
+
+def test_a_run_that_failed_before_it_read_its_text_joins_the_row_it_was_meant_for(tmp_path: Path) -> None:
+    unknown = dict.fromkeys(("ffn_hidden", "n_kv_head", "head_width", "vocab_size"))
+    early = fake_record("e", seed=1, status="failed", derived=unknown, data={"sha256": None, "corpus": None})
+    put_study(tmp_path, "s", [fake_record("a"), early])
+    table = table_of(tmp_path)
+    assert [(row.name, row.status) for row in table.rows] == [("base", "failed 1/2")] and not table.set_aside
+
+
+def test_a_finished_run_of_a_seed_counts_before_a_failed_one(tmp_path: Path) -> None:
+    put_study(tmp_path, "s", [fake_record("f", status="failed"), fake_record("d", 1.5)])
+    table = table_of(tmp_path)
+    assert table.rows[0].seeds == [0] and [aside.run for aside in table.set_aside] == ["f"]
+
+
+def test_sizes_that_follow_from_others_do_not_name_a_row(tmp_path: Path) -> None:
+    narrow = fake_record("n", config={"model.d_model": 24}, derived={"ffn_hidden": 96})
+    put_study(tmp_path, "s", [fake_record("a"), fake_record("b", seed=1), narrow])
+    assert list(rows_of(tmp_path)) == ["base", "model.d_model=24"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("corpus.split", "tail"),
+        ("corpus.val_fraction", 0.2),
+        ("corpus.test_fraction", 0.2),
+        ("train.steps", 999),
+        ("train.batch_size", 8),
+        ("train.grad_accum_steps", 2),
+        ("train.warmup_steps", 7),
+        ("train.schedule", "constant"),
+        ("train.min_lr_ratio", 0.5),
+        ("model.ctx_len", 32),
+    ],
+)
+def test_runs_that_differ_in_a_guarded_setting_are_never_mixed(tmp_path: Path, key: str, value: object) -> None:
+    put_study(tmp_path, "s", [*seeds_of("b", LOSSES), fake_record("odd", parts={"norm": "rms"}, config={key: value})])
+    (aside,) = table_of(tmp_path).set_aside
+    assert aside.run == "odd" and aside.reason.startswith(f"{key}={value}, the base has ")
+    assert list(rows_of(tmp_path)) == ["base"]
+
+
+# ------------------------------------------------------------------------------------------------- numbers of a row
+
+
+def test_speed_is_the_median_and_best_steps_are_of_each_seed(tmp_path: Path) -> None:
+    speeds, steps = (10.0, 20.0, 90.0), (300, 900, 500)
+    put_study(
+        tmp_path, "s", [fake_record(f"a{i}", seed=i, tokens_per_s=speeds[i], best_step=steps[i]) for i in range(3)]
+    )
+    row = rows_of(tmp_path)["base"]
+    assert (row.tokens_per_s, row.best_step) == (20.0, [300, 900, 500])
+
+
+@pytest.mark.parametrize(("best", "over_fitted"), [(1.0, False), (0.995, False), (0.985, True)])
+def test_over_fitted_means_a_best_more_than_one_percent_below_the_end(
+    tmp_path: Path, best: float, over_fitted: bool
+) -> None:
+    put_study(tmp_path, "s", [fake_record("a", 1.0, best_val_loss_nats=best)])
+    assert rows_of(tmp_path)["base"].over_fitted is over_fitted
+
+
+def test_a_study_may_name_its_metric(tmp_path: Path) -> None:
+    put_study(tmp_path, "s", [fake_record("a", data={"epochs": 9.0})], metric="test_loss_nats")
+    assert table_of(tmp_path).metric == "test_loss_nats"
+
+
+def test_a_metric_that_does_not_exist_is_a_warning(tmp_path: Path) -> None:
+    put_study(tmp_path, "s", [fake_record("a")], metric="beauty")
+    table = table_of(tmp_path)
+    assert table.metric == "test_loss_nats" and any("'beauty'" in warning for warning in table.warnings)
+
+
+@pytest.mark.parametrize("where", [{"ctx_len": 32}, {"split": "tail"}])
+def test_rungs_of_another_question_do_not_count(tmp_path: Path, where: dict) -> None:
+    put_study(tmp_path, "s", [fake_record("a", 1.62)])
+    put_rungs(tmp_path, **where)
+    assert table_of(tmp_path).rungs is None and rows_of(tmp_path)["base"].rung is None
+
+
+def test_a_text_too_short_for_blocks_has_the_rungs_of_its_end(tmp_path: Path) -> None:
+    put_study(tmp_path, "s", [fake_record("a", 1.62, data={"num_chars": 40_959})])
+    put_rungs(tmp_path, split="tail")
+    assert rows_of(tmp_path)["base"].rung == pytest.approx(3.4)
+
+
+# ------------------------------------------------------------------------------------- what is odd, and what is said
+
+
+def test_validation_that_serves_as_test_is_a_warning(tmp_path: Path) -> None:
+    put_study(tmp_path, "s", [fake_record("a", config={"corpus.test_fraction": 0.0})])
+    assert any("validation serves as test" in warning for warning in table_of(tmp_path).warnings)
+
+
+def test_a_row_without_a_seed_in_common_with_the_base_is_a_warning(tmp_path: Path) -> None:
+    put_study(tmp_path, "s", [fake_record("a"), fake_record("r", seed=5, parts={"norm": "rms"})])
+    table = table_of(tmp_path)
+    assert table.rows[1].difference_nats is None
+    assert "no seed in common with the base: norm=rms" in table.warnings
+
+
+def test_runs_without_a_study_are_told_to_run_their_base_not_a_study(tmp_path: Path) -> None:
+    put_study(tmp_path, "adhoc", [fake_record("r", parts={"norm": "rms"})])
+    (warning,) = table_of(tmp_path).warnings
+    assert "type: anatomy-train base=vanilla" in warning
+
+
+def test_a_damaged_run_that_no_study_names_is_set_aside(tmp_path: Path) -> None:
+    for name in ("a", "z"):
+        put(tmp_path, fake_record(name))
+    (tmp_path / "runs" / "z" / "result.json").write_text("{")
+    assert [aside.run for aside in table_of(tmp_path).set_aside] == ["z"]
+
+
+def test_a_damaged_entry_of_a_manifest_leaves_the_others(tmp_path: Path) -> None:
+    put_study(tmp_path, "s", [fake_record("a"), fake_record("b", seed=1)])
+    file = tmp_path / "studies" / "s" / "study.json"
+    manifest = json.loads(file.read_text())
+    del manifest["entries"][0]["overrides"]
+    file.write_text(json.dumps(manifest))
+    table = build_report(tmp_path / "studies" / "s").studies[0]
+    assert table.rows[0].seeds == [1] and any("entry 0" in warning for warning in table.warnings)
+
+
+def test_an_arm_is_named_by_its_swap_even_where_the_words_do_not_say_it(tmp_path: Path) -> None:
+    put_study(tmp_path, "s", [fake_record("a")])
+    record_entries(tmp_path / "studies" / "s", {}, [Entry("vanilla", "norm", ["seed=0"], 0, None, "later", None)])
+    assert rows_of(tmp_path)["swap=norm"].status == "planned"
+
+
+def test_runs_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """Sorted as text, run_10 comes before run_2."""
+    put(tmp_path, fake_record("run_1"))
+    put(tmp_path, fake_record("run_10", parts={"norm": "rms"}))
+    put(tmp_path, fake_record("run_2", parts={"pos": "rope"}))
+    assert list(rows_of(tmp_path)) == ["base", "pos=rope", "norm=rms"]
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ({"test_loss_nats": None}, "done, but without test_loss_nats"),
+        ({"test_loss_nats": math.nan}, "done, but without test_loss_nats"),
+        ({"num_params": "many"}, "num_params 'many' is no number"),
+        ({"config": {"train.steps": "many"}}, "train.steps 'many' is no whole number"),
+        ({"config": {"train.lr": math.nan}}, "nan is no setting"),
+        ({"config": {"train.betas": [0.9, math.inf]}}, "inf is no setting"),
+    ],
+)
+def test_a_record_of_the_wrong_kind_is_damaged(tmp_path: Path, what: dict, reason: str) -> None:
+    put_study(tmp_path, "s", [fake_record("a"), fake_record("odd", seed=1, **what)])
+    (aside,) = table_of(tmp_path).set_aside
+    assert (aside.run, aside.reason) == ("odd", f"damaged record: {reason}")
+
+
+def test_a_number_that_is_not_finite_does_not_exist(tmp_path: Path) -> None:
+    put_study(tmp_path, "s", [fake_record("a", tokens_per_s=math.inf, flops_per_token=math.nan)])
+    row = rows_of(tmp_path)["base"]
+    assert row.tokens_per_s is None and row.flops_per_token is None

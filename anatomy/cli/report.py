@@ -35,9 +35,9 @@ def command(directory: str, form: str, study: str | None, out: str | None) -> in
     if out is not None:
         _write(Path(out), {name: view(report) for name, view in views.items()})
     if not report.studies:
-        click.echo(f"{directory}: holds no runs; type: anatomy-train study=swaps", err=True)
+        click.echo(f"{directory!r}: holds no runs; type: anatomy-train study=swaps", err=True)
     elif not report.is_comparable:
-        click.echo(f"{directory}: holds nothing comparable: no row has a seed in common with its base", err=True)
+        click.echo(f"{directory!r}: holds nothing comparable: no row has a seed in common with its base", err=True)
     return DONE if report.is_comparable else FAILED
 
 
@@ -50,7 +50,7 @@ def _write(folder: Path, contents: dict[str, str]) -> None:
         for name, content in contents.items():
             write_atomic(folder / f"report.{name}", content.encode("utf-8"))
     except OSError as error:
-        raise UserError(f"--out {folder}: cannot write there ({error.strerror})") from error
+        raise UserError(f"--out {str(folder)!r}: cannot write there ({error.strerror})") from error
 
 
 def main() -> None:

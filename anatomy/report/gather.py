@@ -149,7 +149,7 @@ def pick_study(gathered: Gathered, name: str) -> Gathered:
     if not studies:
         names = sorted(study.name for study in gathered.studies)
         near = "".join(f" Did you mean {match}?" for match in get_close_matches(name, names, n=1))
-        raise UserError(f"--study {name}: no such study here; there is {', '.join(names) or 'none'}.{near}")
+        raise UserError(f"--study {name!r}: no such study here; there is {', '.join(names) or 'none'}.{near}")
     return Gathered(gathered.outputs, studies, gathered.warnings)
 
 
@@ -262,6 +262,8 @@ def parse_record(name: str, record: Mapping[str, Any]) -> Run:
         raise ValueError(f"seed {seed!r} is no whole number")
     if not isinstance(config, Mapping):
         raise ValueError("no config")
+    if type(steps := config["train"]["steps"]) is not int:
+        raise ValueError(f"train.steps {steps!r} is no whole number")
     numbers = {key: _number(record, key) for key in NUMBERS}
     texts = {key: _text(record, key) for key in TEXTS}
     if status == "done" and numbers["test_loss_nats"] is None:
@@ -306,7 +308,7 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
 def _frozen(value: Any) -> Setting:
     if isinstance(value, list):
         return tuple(_frozen(item) for item in value)
-    if isinstance(value, str | int | float):
+    if isinstance(value, str | int) or (isinstance(value, float) and finite(value) is not None):
         return value
     raise ValueError(f"{value!r} is no setting")
 

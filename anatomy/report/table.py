@@ -13,7 +13,7 @@ from statistics import fmean, median, stdev
 
 from anatomy.axes import COUNTERPARTS, Parts
 from anatomy.corpus import BLOCK_CHARS, CYCLE
-from anatomy.report.gather import Arm, Run, Settings, Study, gather, pick_study
+from anatomy.report.gather import ADHOC, Arm, Run, Settings, Study, gather, pick_study
 from anatomy.report.rows import Comparison, Group, SetAside, compare
 from anatomy.rungs import MAX_N, RungEntry, read_rungs
 
@@ -243,7 +243,11 @@ def _base_warnings(study: Study, base: str | None, comparison: Comparison) -> li
         return []
     if comparison.base is None or not comparison.base.done:
         what = "no run" if comparison.base is None else "no finished run"
-        ask = f"study={study.name}" if study.spec else f"base={base}, with the settings of these runs"
+        ask = (
+            f"study={study.name}"
+            if study.spec and study.name != ADHOC
+            else f"base={base}, with the settings of these runs"
+        )
         return [f"{what} of the base {base}, so there are no differences; type: anatomy-train {ask}"]
     seeds = {run.seed for run in comparison.base.done}
     done = [group for group in comparison.groups if group.done]
