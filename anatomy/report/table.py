@@ -243,11 +243,8 @@ def _base_warnings(study: Study, base: str | None, comparison: Comparison) -> li
         return []
     if comparison.base is None or not comparison.base.done:
         what = "no run" if comparison.base is None else "no finished run"
-        ask = (
-            f"study={study.name}"
-            if study.spec and study.name != ADHOC
-            else f"base={base}, with the settings of these runs"
-        )
+        is_named = study.spec and study.name != ADHOC
+        ask = f"study={study.name}" if is_named else f"base={base}, with the settings of these runs"
         return [f"{what} of the base {base}, so there are no differences; type: anatomy-train {ask}"]
     seeds = {run.seed for run in comparison.base.done}
     done = [group for group in comparison.groups if group.done]
