@@ -1,5 +1,8 @@
 """From words to configs: bases, swaps, studies, and every mistake answered in one line that says what to type."""
 
+import itertools
+import math
+
 import pytest
 from conftest import compose, options
 
@@ -179,6 +182,9 @@ def test_in_a_sweep_a_run_that_cannot_be_is_refused_alone() -> None:
         (["study=swaps", "seed=5", "base=llama"], 6, 6),
         (["study=walk"], 18, 18),
         (["study=walk_gpt2"], 21, 21),
+        (["study=factorial", "seed=0"], 32, 32),
+        (["study=half_factorial", "seed=0"], 17, 17),
+        (["study=noise_floor"], 40, 40),
         (["study=walk", "base=vanilla,gpt2", "swap=none,norm"], 12, 12),
     ],
 )
@@ -192,6 +198,32 @@ def test_the_walk_of_gpt2_ends_in_llama() -> None:
     last = asked("study=walk_gpt2", "seed=0").requests[-1]
     config, _ = parse_config(last.resolved)
     assert config is not None and config.parts == BASES["llama"]
+
+
+def changed_axes(study: str) -> list[frozenset[str]]:
+    """For each run of a study at one seed, the axes on which its parts differ from its base's."""
+    configs = (parse_config(request.resolved)[0] for request in asked(f"study={study}", "seed=0").requests)
+    return [frozenset(differences(config.parts, BASES[config.base])) for config in configs if config]
+
+
+def test_the_factorial_is_every_subset_of_the_five_parts() -> None:
+    subsets = {frozenset(axis for bit, axis in enumerate(SWAPPED_AXES) if mask >> bit & 1) for mask in range(2**5)}
+    assert len(changed_axes("factorial")) == 32 and set(changed_axes("factorial")) == subsets
+
+
+def test_the_half_factorial_is_where_ffn_is_the_product_of_the_others_and_the_base() -> None:
+    found = changed_axes("half_factorial")
+    signs = [[1 if axis in axes else -1 for axis in SWAPPED_AXES] for axes in found]
+    assert [axes for axes, (*others, ffn) in zip(found, signs, strict=True) if math.prod(others) != ffn] == [
+        frozenset()
+    ]
+    assert len(set(found)) == len(found) == 17
+
+
+def test_the_noise_floor_is_each_base_and_three_null_arms_with_another_start_or_order() -> None:
+    configs = [parse_config(request.resolved)[0] for request in asked("study=noise_floor").requests]
+    salts = {(c.base, c.init_salt, c.order_salt, c.seed) for c in configs if c and c.parts == BASES[c.base]}
+    assert salts == set(itertools.product(("vanilla", "llama"), (0, 1), (0, 1), range(5)))
 
 
 def test_seed_article_is_both_ends_at_the_article_scale() -> None:
