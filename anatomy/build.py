@@ -4,18 +4,23 @@ A part's class lives in the module of its axis and nowhere else. Its positional 
 hands in by name, its keyword-only arguments are the knobs of its YAML.
 """
 
+import copy
 import inspect
+import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
-from anatomy.axes import AXES, SWAPPED_AXES
+from anatomy.axes import AXES, BASES, SWAPPED_AXES
 from anatomy.config import Config, did_you_mean, value_fault
 from anatomy.errors import UserError
+from anatomy.files import CONF
 from anatomy.model import Transformer
 from anatomy.parts import attn, ffn, norm, placement, pos
 
@@ -78,6 +83,8 @@ def build_model(config: Config, num_symbols: int, *, device: str | torch.device 
 
     Raises UserError with every fault of the composition, a line each.
     """
+    if config.match is not None:
+        config = with_hidden(config, matched_hidden(config, num_symbols))
     sizes, faults = config.model, []
     vocab_size = num_symbols if sizes.vocab_size is None else sizes.vocab_size
     if vocab_size < num_symbols:
@@ -138,6 +145,69 @@ def derived(model: Transformer) -> dict[str, int]:
         "head_width": block.attn.head_width,
         "vocab_size": model.embed.num_embeddings,
     }
+
+
+# ---------------------------------------------------------------------------------------------- parts and widths put in
+
+
+def with_parts(config: Config, parts: Mapping[str, str]) -> Config:
+    """The config with built-in parts put on some axes (axis -> name), their knobs as their YAML files have them."""
+    sections = {axis: copy.deepcopy(_section(axis, name)) for axis, name in parts.items()}
+    return config.model_copy(update=sections)
+
+
+@cache
+def _section(axis: str, name: str) -> Any:
+    section = OmegaConf.to_container(OmegaConf.load(CONF / axis / f"{name}.yaml"))
+    return section if axis in SWAPPED_AXES else name
+
+
+def with_hidden(config: Config, hidden: int) -> Config:
+    """The config with the FFN's width written out, and so with nothing left to match."""
+    return config.model_copy(update={"ffn": {**config.ffn, "hidden": hidden}, "match": None})
+
+
+def _block_params(model: Transformer, ctx_len: int) -> int:
+    by_axis = model.num_params_by_axis()
+    return by_axis["norm"] + by_axis["attn"] + by_axis["ffn"]
+
+
+MATCHED: Mapping[str, Callable[[Transformer, int], int]] = {  # what `match` can hold equal, of a model and its context
+    "params": _block_params,
+    "flops": Transformer.flops_per_token,
+}
+
+
+def matched_hidden(config: Config, num_symbols: int) -> int:
+    """The FFN's width, one for all blocks, that brings a model nearest to its base in what `match` names.
+
+    The base has its own parts with their own knobs, at the same sizes. Both counts are linear in the width, so two
+    models give the line; of two widths equally near it is the smaller. `multiple_of` rounds default widths, not this.
+
+    Raises UserError if the width is given as well, if the FFN has none, and if no width above 0 comes nearest.
+    """
+    assert config.match is not None
+    where = f"match={config.match}"
+    if "hidden" not in config.ffn:
+        raise UserError(f"{where}: solves ffn.hidden, which ffn={config.ffn['name']} does not take; type match=null")
+    if config.ffn["hidden"] is not None:
+        given = f"ffn.hidden={config.ffn['hidden']}"
+        raise UserError(f"{where}: solves ffn.hidden, so {given} cannot be given as well; type one of the two")
+
+    def count(model: Transformer) -> int:
+        return MATCHED[str(config.match)](model, config.model.ctx_len)
+
+    target = count(build_model(with_parts(config, BASES[config.base]).model_copy(update={"match": None}), num_symbols))
+    at_one, at_two = (count(build_model(with_hidden(config, hidden), num_symbols)) for hidden in (1, 2))
+    slope = at_two - at_one
+    below = math.floor((target - at_one) / slope) + 1
+    hidden = min((below, below + 1), key=lambda width: abs(at_one + (width - 1) * slope - target))
+    if hidden < 1:
+        raise UserError(
+            f"{where}: without its FFN the model comes to {at_one - slope:,}, base {config.base} to {target:,}, so no "
+            f"width of the FFN fits; type match=null, or smaller parts"
+        )
+    return hidden
 
 
 assert tuple(HOMES) == SWAPPED_AXES == AXES[: len(HOMES)], "an axis has no home for its parts"

@@ -10,10 +10,9 @@ from functools import cache
 from importlib.metadata import version
 
 import torch
-from omegaconf import OmegaConf
 
 from anatomy.axes import BASES, SWAPPED_AXES
-from anatomy.build import build_model
+from anatomy.build import build_model, with_parts
 from anatomy.compose import read_command
 from anatomy.config import Config, parse_config
 from anatomy.corpus import load_corpus
@@ -138,10 +137,7 @@ def _config(base: str) -> Config:
 
 def _model(base: str, **parts: str) -> Transformer:
     """A tiny model of a base, with the parts named put into their axes."""
-    sections = {
-        axis: OmegaConf.to_container(OmegaConf.load(CONF / axis / f"{name}.yaml")) for axis, name in parts.items()
-    }
-    config = _config(base).model_copy(update=sections)
+    config = with_parts(_config(base), parts)
     model = build_model(config, NUM_SYMBOLS, device="cpu")
     initialise(model, config.init, seed=0)
     return model

@@ -85,6 +85,7 @@ class Config(Section):
     seed: Natural
     init_salt: Natural
     order_salt: Natural
+    match: Literal["params", "flops"] | None = None
     output_dir: str
     force: bool
     dry_run: bool

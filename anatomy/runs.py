@@ -26,8 +26,8 @@ SCHEMA = 1
 Status = Literal["running", "done", "failed", "diverged", "interrupted"]
 FINISHED: tuple[Status, ...] = ("done", "diverged")  # a diverged run is a result; it is not run again
 
-# Keys of a resolved config that name a run without changing what it computes.
-LABELS = ("base", "scale", "study", "output_dir", "force", "dry_run")
+# Keys of a resolved config that name a run without changing what it computes; what `match` solves counts, not the word.
+LABELS = ("base", "scale", "study", "output_dir", "force", "dry_run", "match")
 
 
 class Busy(Exception):

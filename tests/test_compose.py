@@ -214,9 +214,8 @@ def test_the_factorial_is_every_subset_of_the_five_parts() -> None:
 def test_the_half_factorial_is_where_ffn_is_the_product_of_the_others_and_the_base() -> None:
     found = changed_axes("half_factorial")
     signs = [[1 if axis in axes else -1 for axis in SWAPPED_AXES] for axes in found]
-    assert [axes for axes, (*others, ffn) in zip(found, signs, strict=True) if math.prod(others) != ffn] == [
-        frozenset()
-    ]
+    others = [axes for axes, (*rest, ffn) in zip(found, signs, strict=True) if math.prod(rest) != ffn]
+    assert others == [frozenset()]
     assert len(set(found)) == len(found) == 17
 
 
