@@ -1,0 +1,294 @@
+"""What all figures have in common: ink, colours by axis, labels that do not touch, and the way into SVG and PNG.
+
+Lengths are inches, sizes of type points. Figures have 72 dots an inch, so that a pixel of a transform is a point.
+"""
+
+import colorsys
+import re
+import unicodedata
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from rich.cells import cell_len, set_cell_size
+
+from anatomy.axes import AXES, BASES, COUNTERPARTS, differences
+from anatomy.report.data import Row, Table
+
+INK = "#010203"  # text and axes; an inlined SVG takes the page's colour in its place
+WIDTH, FONT, SMALL = 10.0, 10.0, 9.0
+LINE = 1.3  # height of a line over its size of type
+NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # the same bytes every time
+LABEL_CELLS = 30  # columns that a line of a row's name may take in a figure
+
+# Okabe and Ito's colours, which the colour-blind tell apart, shifted until each stands 3 to 1 on white and on black.
+COLOURS: Mapping[str, str] = {
+    "norm": "#0072B2",
+    "placement": "#BC7D00",
+    "pos": "#009E73",
+    "attn": "#C46F9F",
+    "ffn": "#D55E00",
+    "bias": "#8C7B00",
+    "tying": "#7D6BB5",
+    "init": "#A06A55",
+    "counterpart": "#2F93CF",
+    "several": "#808080",  # more than one axis
+    "null": "#6F7F8F",  # the base again
+}
+MARKERS = "oD^sv<>phPX"
+DASHES: Sequence[Any] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (4, 1.5, 1, 1.5, 1, 1.5)))
+CJK_FONTS = (
+    "Noto Sans CJK SC|Source Han Sans SC|WenQuanYi Micro Hei|PingFang SC|Hiragino Sans GB|Microsoft YaHei|SimHei"
+)
+
+
+@cache
+def _settings() -> Any:  # matplotlib's type names each key
+    installed = set(font_manager.get_font_names())  # matplotlib logs a line for every family that is not there
+    return {
+        "font.family": ["DejaVu Sans", *(name for name in CJK_FONTS.split("|") if name in installed), "sans-serif"],
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": FONT,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "anatomy",
+        "text.parse_math": False,
+        **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlelocation": "left",
+        "axes.titlesize": FONT,
+        "axes.titleweight": "bold",
+        "axes.labelsize": FONT,
+        "axes.linewidth": 0.8,
+        "xtick.labelsize": SMALL,
+        "ytick.labelsize": SMALL,
+        "legend.frameon": False,
+        "legend.fontsize": SMALL,
+        "lines.linewidth": 1.6,
+        "lines.markersize": 5,
+        "hatch.linewidth": 0.6,
+    }
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """matplotlib set for this project. A character that no font has is drawn as a box, without a warning."""
+    with matplotlib.rc_context(_settings()), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+# ------------------------------------------------------------------------------------------------ names
+
+
+def visible(text: str) -> str:
+    """The text as one line that acts on nothing: control characters, line ends, marks of writing direction and halves
+    of characters as escapes. What joins characters stays, so 👩‍👩‍👧 remains one picture."""
+    if text.isprintable():
+        return text
+    return "".join(char.encode("unicode_escape").decode() if _acts(char) else char for char in text)
+
+
+def _acts(char: str) -> bool:
+    kind = "" if char.isprintable() else unicodedata.category(char)
+    turns = kind == "Cf" and unicodedata.bidirectional(char) != "BN"  # boundary neutral: joiners, which turn nothing
+    return turns or kind in ("Cc", "Cs", "Zl", "Zp")
+
+
+def label(name: str) -> str:
+    """A row's name for a figure: at most two lines, broken behind commas, with an ellipsis in what is too long."""
+    lines = [""]
+    for piece in re.split("(?<=,)", visible(name)):
+        if len(lines) == 1 and lines[0] and cell_len(lines[0] + piece) > LABEL_CELLS:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(map(_elided, lines))
+
+
+def _elided(line: str) -> str:
+    if cell_len(line) <= LABEL_CELLS:
+        return line
+    half = LABEL_CELLS // 2
+    tail = set_cell_size(line[::-1], half - 1)[::-1]
+    return f"{set_cell_size(line, half)}…{tail}"
+
+
+def text_width(text: str, size: float = SMALL) -> float:
+    """Inches that a text takes at most, by the column: fonts need not be asked, and the browser has its own."""
+    return max(map(cell_len, text.split("\n"))) * size * 0.62 / 72
+
+
+# ------------------------------------------------------------------------------------------------ colours
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a row is drawn, in every figure: the colour says the axis, marker and dashes say it without colour."""
+
+    colour: str
+    marker: str
+    dashes: Any
+
+
+BASE_STYLE = Style(INK, "o", "-")
+
+
+def styles(table: Table) -> dict[str, Style]:
+    """Row's name -> style. Further rows on one axis keep its hue, a shade off, with other markers and dashes."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for row in table.rows:
+        kind = _kind(row, table)
+        found[row.name] = _style(kind, seen[kind]) if kind else BASE_STYLE
+        seen[kind] += 1
+    return found
+
+
+def _kind(row: Row, table: Table) -> str:
+    """What a row differs in from its base: an axis, by its part or by a knob of it; empty for the base itself."""
+    if row.name == "base":
+        return ""
+    if row.is_null:
+        return "null"
+    if table.base and row.name == COUNTERPARTS.get(table.base):
+        return "counterpart"
+    base = next((other.parts for other in table.rows if other.name == "base"), None) or BASES.get(table.base or "")
+    axes = differences(row.parts, base) if row.parts and base else ()
+    knob = re.split("[.=]", row.name)[0]
+    return axes[0] if len(axes) == 1 else knob if knob in AXES and not axes else "several"
+
+
+def _style(kind: str, nth: int) -> Style:
+    place = list(COLOURS).index(kind)
+    hue, light, saturation = colorsys.rgb_to_hls(*to_rgb(COLOURS[kind]))
+    shade = light + (0, 0.07, -0.07)[nth % 3]
+    colour = to_hex(colorsys.hls_to_rgb(hue, shade, saturation))
+    return Style(colour, MARKERS[(place + 4 * nth) % len(MARKERS)], DASHES[(place + 2 * nth) % len(DASHES)])
+
+
+# ------------------------------------------------------------------------------------------------ layout
+
+
+def new_figure(height: float) -> Figure:
+    return Figure(figsize=(WIDTH, height), dpi=72)
+
+
+def add_axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+    """Axes whose frame has this place and size, in inches from the lower left."""
+    across, up = figure.get_size_inches()
+    return figure.add_axes((left / across, bottom / up, width / across, height / up))
+
+
+def note(figure: Figure, text: str, bottom: float = 0.08) -> None:
+    """A line of small type at the foot."""
+    across, up = figure.get_size_inches()
+    figure.text(0.1 / across, bottom / up, text, fontsize=SMALL - 0.5, va="bottom", alpha=0.85)
+
+
+def beside(axes: Axes, y: float, text: str, points: float = 8, align: str = "left", weight: str = "normal") -> None:
+    """A text at the right of the frame, `points` away from it, on the line of `y`."""
+    axes.annotate(text, (1, y), (points, 0), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+                  va="center", ha=align, weight=weight, fontsize=SMALL)  # fmt: skip
+
+
+def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places at least `gap` apart, in the order given by size, moved as little as can be (least squares), in bounds."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    blocks: list[tuple[float, int]] = []  # mean of place - rank * gap, and how many share it
+    for rank, i in enumerate(order):
+        mean, count = places[i] - rank * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            other, others = blocks.pop()
+            mean, count = (mean * count + other * others) / (count + others), count + others
+        blocks.append((mean, count))
+    last = max(low, high - (len(places) - 1) * gap)
+    flat = [min(max(mean, low), last) for mean, count in blocks for _ in range(count)]
+    moved = [0.0] * len(places)
+    for rank, i in enumerate(order):
+        moved[i] = flat[rank] + rank * gap
+    return moved
+
+
+def end_labels(axes: Axes, x: float, ends: Sequence[tuple[float, str, Style]]) -> None:
+    """Names at the right of the frame, each tied to its line's end at (x, y); limits of the axes must be set."""
+    bottom, top = axes.get_ylim()
+    lines = max(text.count("\n") + 1 for _, text, _ in ends)
+    gap = lines * SMALL * LINE / axes.bbox.height
+    places = spread([(y - bottom) / (top - bottom) for y, _, _ in ends], gap, 0, 1)
+    for place, (y, text, style) in zip(places, ends, strict=True):
+        tie = {"arrowstyle": "-", "color": style.colour, "lw": 1, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 1}
+        edge = 1 + 18 / axes.bbox.width
+        axes.annotate(text, (x, y), (edge, place), textcoords="axes fraction", va="center", fontsize=SMALL,
+                      arrowprops=tie, annotation_clip=False)  # fmt: skip
+
+
+def point_labels(axes: Axes, points: Sequence[tuple[float, float, str, Style]]) -> None:
+    """Names beside points, where they touch neither points nor each other; limits of the axes must be set."""
+    spots = axes.transData.transform([(x, y) for x, y, _, _ in points])
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
+    frame = axes.bbox.extents
+    for i in sorted(range(len(points)), key=lambda i: -spots[i][1]):
+        text, style = points[i][2:]
+        width, height = text_width(text, SMALL - 1) * 72, (text.count("\n") + 1) * SMALL * LINE
+        places = [
+            (right * away, up * away, (spots[i][0] + right * away - (1 - right) / 2 * width, spots[i][1] + up * away))
+            for away in (8, 18, 30, 44, 60)
+            for right, up in ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
+        ]
+        boxes = [(x, y - height / 2, x + width, y + height / 2) for _, _, (x, y) in places]
+        free = [k for k, box in enumerate(boxes) if _inside(box, frame) and not any(_touch(box, b) for b in taken)]
+        k = free[0] if free else 0
+        taken.append(boxes[k])
+        right, up, _ = places[k]
+        far = max(abs(right), abs(up)) > 8
+        tie = {"arrowstyle": "-", "color": style.colour, "lw": 0.8, "shrinkA": 0, "shrinkB": 4} if far else None
+        axes.annotate(text, points[i][:2], (right, up), textcoords="offset points", va="center", fontsize=SMALL - 1,
+                      ha="left" if right > 0 else "right" if right < 0 else "center", arrowprops=tie)  # fmt: skip
+
+
+def _inside(box: Sequence[float], frame: Sequence[float]) -> bool:
+    return box[0] >= frame[0] and box[1] >= frame[1] and box[2] <= frame[2] and box[3] <= frame[3]
+
+
+def _touch(a: Sequence[float], b: Sequence[float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def svg(figure: Figure, prefix: str) -> str:
+    """The figure as an <svg> element to put into a page: no ground, ink in the page's colour, ids behind `prefix`."""
+    file = StringIO()
+    with styled():
+        figure.savefig(file, format="svg", transparent=True, metadata=NO_METADATA)
+    text = re.sub(r"<!--.*?-->|<style.*?</style>", "", file.getvalue(), flags=re.DOTALL)
+    text = text[text.index("<svg") :].replace("<svg ", '<svg stroke-linejoin="round" ', 1)
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
+
+    def tag(found: re.Match[str]) -> str:  # tags only: names of rows may hold anything but a bare <
+        inked = found[0].replace(INK, "currentColor")
+        named = re.sub(r' id="([^"]*)"', lambda name: f' id="{prefix}{name[1]}"' if name[1] in used else "", inked)
+        return re.sub(r'(href="|url\()#', rf"\g<1>#{prefix}", named)
+
+    return re.sub(r"\s*\n\s*", "\n", re.sub("<[^>]*>", tag, text)).strip()
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write `name`.svg and `name`.png, black on white, and return both paths."""
+    paths = [folder / f"{name}.svg", folder / f"{name}.png"]
+    with styled():
+        figure.savefig(paths[0], facecolor="white", metadata=NO_METADATA)
+        figure.savefig(paths[1], facecolor="white", dpi=200)
+    return paths

@@ -1,0 +1,566 @@
+"""The figures: a table or an attribution in, a drawing out. None where the data for it is not there.
+
+Differences are nats per character, below 0 better. Every row keeps its colour, marker and dashes through all figures.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, StrMethodFormatter
+
+from anatomy.axes import BASES, COUNTERPARTS
+from anatomy.report.data import AT_BEST, Attribution, Breakdown, Curve, Estimate, Report, Row, Table
+from anatomy.report.drawing import (
+    BASE_STYLE,
+    COLOURS,
+    INK,
+    SMALL,
+    WIDTH,
+    Style,
+    add_axes,
+    beside,
+    end_labels,
+    label,
+    new_figure,
+    note,
+    point_labels,
+    save,
+    styled,
+    styles,
+    text_width,
+    visible,
+)
+
+MAX_ROWS, MAX_TABLES = 12, 8  # what is drawn of a table, and of a report; the page says so where there is more
+NATS = "nats per character"
+EARLY = 0.1  # share of the steps whose losses may leave the picture at its top
+LATE = 2 / 3  # where the enlargement of a curve's end begins
+FAR = 8.0  # an interval that reaches this many times as far as the median one is cut, and drawn as an arrow
+
+
+SIGNED = FuncFormatter(lambda x, _: f"{x:+.3g}".replace("-", "−") if abs(x) > 1e-9 else "0")
+
+
+def metric_name(table: Table) -> str:
+    return "test loss at the best validation step" if table.metric == AT_BEST else "test loss"
+
+
+def directions(tables: Sequence[Table]) -> list[list[Table]]:
+    """Tables in groups: the two bases of a study that are each other's counterpart belong together."""
+    groups: list[list[Table]] = []
+    for table in tables:
+        last = groups[-1] if groups else []
+        pair = len(last) == 1 and (last[0].study, last[0].title) == (table.study, table.title)
+        if pair and COUNTERPARTS.get(last[0].base or "") == table.base and _mutual(table.base):
+            last.append(table)
+        else:
+            groups.append([table])
+    return groups
+
+
+def _mutual(base: str | None) -> bool:
+    return base is not None and COUNTERPARTS.get(COUNTERPARTS.get(base, "")) == base
+
+
+# ------------------------------------------------------------------------------------------------ verdicts
+
+
+def forest(tables: Sequence[Table]) -> Figure | None:
+    """Differences with their intervals, a panel a table, all on one scale."""
+    panels = [(table, [row for row in table.rows[:MAX_ROWS] if row.name != "base"]) for table in tables]
+    panels = [(table, rows) for table, rows in panels if any(row.difference_nats is not None for row in rows)]
+    if not panels:
+        return None
+    names = [label(row.name) for _, rows in panels for row in rows]
+    words = [_verdict(row) for _, rows in panels for row in rows]
+    line = 0.31 + 0.12 * any("\n" in name for name in names)
+    left, right = max(1.1, max(map(text_width, names)) + 0.25), max(map(text_width, words)) + 0.95
+    low, high = _reach(panels)
+    foot, gap = 0.95, 0.75
+    heights = [line * len(rows) + 0.1 for _, rows in panels]
+    with styled():
+        figure = new_figure(foot + sum(heights) + gap * len(panels) - 0.3)
+        bottom = foot + sum(heights) + gap * (len(panels) - 1)
+        for (table, rows), height in zip(panels, heights, strict=True):
+            bottom -= height
+            axes = add_axes(figure, left, bottom, WIDTH - left - right, height)
+            bottom -= gap
+            axes.set_xlim(low, high)
+            _forest_panel(axes, table, rows)
+        axes.set_xlabel(f"difference in {metric_name(panels[0][0])}, {NATS}: row minus base      ← better   worse →")
+        cut = "; an arrow: runs on beyond the picture" if _is_cut(panels, low, high) else ""
+        note(figure, "thick: simultaneous over the rows of the table; thin: the row's own 95 % interval; "
+                     f"shaded: the margin; hollow: no interval{cut}")  # fmt: skip
+    return figure
+
+
+def _verdict(row: Row) -> str:
+    word = row.verdict or ("one seed" if row.num_pairs == 1 else row.status if row.status != "done" else "no pairs")
+    return visible(word)
+
+
+def _extent(row: Row) -> tuple[float, float] | None:
+    if row.difference_nats is None:
+        return None
+    ends = [row.difference_nats, *(end for end in (row.ci_low, row.ci_high) if end is not None)]
+    return min(ends), max(ends)
+
+
+def _reach(panels: Sequence[tuple[Table, Sequence[Row]]]) -> tuple[float, float]:
+    """The scale: all simultaneous intervals but those that run far beyond the rest, and the margin."""
+    extents = [extent for _, rows in panels for row in rows if (extent := _extent(row))]
+    margin = 1.5 * max(table.margin_nats for table, _ in panels)
+    sizes = sorted(max(-low, high, margin) for low, high in extents)
+    most = FAR * sizes[len(sizes) // 2]
+    low = max(-most, min(-margin, *(low for low, _ in extents)))
+    high = min(most, max(margin, *(high for _, high in extents)))
+    pad = 0.04 * (high - low)
+    return low - pad, high + pad
+
+
+def _is_cut(panels: Sequence[tuple[Table, Sequence[Row]]], low: float, high: float) -> bool:
+    ends = [
+        end for _, rows in panels for row in rows for end in (*(_extent(row) or ()), row.own_ci_low, row.own_ci_high)
+    ]
+    return any(end is not None and not low <= end <= high for end in ends)
+
+
+def _forest_panel(axes: Axes, table: Table, rows: Sequence[Row]) -> None:
+    look = styles(table)
+    axes.axvspan(-table.margin_nats, table.margin_nats, color=INK, alpha=0.09, lw=0)
+    axes.axvline(0, color=INK, lw=0.8)
+    axes.set_title(f"against {visible(table.base or 'unknown')}, {len(table.seeds)} seeds", pad=8)
+    axes.set_yticks(range(len(rows)), [label(row.name) for row in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.xaxis.set_major_formatter(SIGNED)
+    axes.grid(axis="x", color=INK, alpha=0.1, lw=0.6)
+    for y, row in enumerate(rows):
+        _forest_row(axes, y, row, look[row.name])
+        word = _verdict(row)
+        if row.difference_nats is not None:
+            beside(axes, y, f"{row.difference_nats:+.4f}".replace("-", "−"), 54, align="right")
+        beside(axes, y, word, 60, weight="bold" if word in ("better", "worse") else "normal")
+
+
+def _forest_row(axes: Axes, y: int, row: Row, style: Style) -> None:
+    if row.difference_nats is None:
+        return
+    low, high = axes.get_xlim()
+    for ends, width, alpha in (((row.own_ci_low, row.own_ci_high), 1.3, 1.0), ((row.ci_low, row.ci_high), 7.0, 0.45)):
+        if ends[0] is None or ends[1] is None:
+            continue
+        inside = [min(max(end, low), high) for end in ends if end is not None]
+        axes.plot(inside, (y, y), color=style.colour, lw=width, alpha=alpha, solid_capstyle="butt")
+        for end, edge, marker in ((ends[0], low, "<"), (ends[1], high, ">")):
+            if (end < edge) if marker == "<" else (end > edge):
+                axes.plot(edge, y, marker=marker, color=style.colour, clip_on=False, ms=6)
+            elif width < 2:
+                axes.plot(end, y, marker="|", color=style.colour, ms=7, mew=1.3)
+    if low <= row.difference_nats <= high:
+        face = "none" if row.ci_low is None else style.colour
+        axes.plot(row.difference_nats, y, marker=style.marker, color=style.colour, mfc=face, ms=6, mew=1.4)
+
+
+# ------------------------------------------------------------------------------------------------ curves
+
+
+def curves(table: Table) -> Figure | None:
+    """Validation loss over the steps, the whole run and its last third enlarged, with the n-gram rungs in reach."""
+    shown = [curve for curve in table.curves[:MAX_ROWS] if curve.steps]
+    if not shown:
+        return None
+    look = styles(table)
+    last = max(curve.steps[-1] for curve in shown)
+    names = [label(curve.row) for curve in shown]
+    late = sum(step >= LATE * last for step in shown[0].steps) > 2
+    right, height = max(map(text_width, names)) + 0.45, 4.2
+    widths = [0.55, 0.45] if late else [1.0]
+    room = WIDTH - 0.75 - right - 0.7 * (len(widths) - 1)
+    with styled():
+        figure = new_figure(height + 1.15)
+        left = 0.75
+        for width, start in zip(widths, (EARLY * last, LATE * last), strict=False):
+            axes = add_axes(figure, left, 0.85, width * room, height)
+            left += width * room + 0.7
+            _curves_panel(axes, shown, look, start, table.rungs or {})
+            if start > EARLY * last:
+                axes.set_xlim(start, last + 0.015 * (last - start))
+                axes.set_title("the last third, enlarged")
+            else:
+                axes.set_xlim(0, 1.01 * last)
+                axes.set_title("the whole run")
+                axes.set_ylabel(f"validation loss, {NATS}")
+                top = axes.get_ylim()[1]
+        at = axes.get_ylim()
+        end_labels(axes, last, [(min(max(curve.mean[-1], at[0]), at[1]), name, look[curve.row])
+                                for curve, name in zip(shown, names, strict=True)])  # fmt: skip
+        started = max(curve.high[0] for curve in shown)
+        cut = f"; losses above {top:.2f}, up to {started:.2f} at the start, are cut off" if started > top else ""
+        note(
+            figure,
+            f"line: mean over seeds; band: least to greatest seed; dotted across: n-gram tables of the text{cut}",
+        )
+    return figure
+
+
+def _curves_panel(
+    axes: Axes, shown: Sequence[Curve], look: Mapping[str, Style], start: float, rungs: Mapping[str, float]
+) -> None:
+    seen = [(low, high) for c in shown for step, low, high in zip(c.steps, c.low, c.high, strict=True) if step >= start]
+    bottom, top = min(low for low, _ in seen), max(high for _, high in seen)
+    pad = 0.06 * (top - bottom) or 0.01
+    axes.set_ylim(bottom - pad, top + pad)
+    for curve in shown:
+        style = look[curve.row]
+        axes.fill_between(curve.steps, curve.low, curve.high, color=style.colour, alpha=0.16, lw=0)
+        axes.plot(curve.steps, curve.mean, color=style.colour, ls=style.dashes, marker=style.marker, ms=4,
+                  markevery=max(1, len(curve.steps) // 10), lw=2 if style is BASE_STYLE else 1.4)  # fmt: skip
+    _rungs(axes, rungs, falls_to=max(curve.mean[-1] for curve in shown))
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+
+def _rungs(axes: Axes, rungs: Mapping[str, float], falls_to: float) -> None:
+    """Lines across with their names, at the side where falling curves leave room; a near one's name moves inwards."""
+    bottom, top = axes.get_ylim()
+    near = (SMALL + 2) / axes.bbox.height * (top - bottom)
+    last, inwards = bottom - near, 0.0
+    for loss, n in sorted((loss, n) for n, loss in rungs.items() if bottom < loss < top):
+        name = f"{_rung_name(n)} {loss:.2f}"
+        inwards = inwards if loss - last < near else 0.0
+        above = loss > falls_to
+        axes.axhline(loss, color=INK, lw=0.8, ls=(0, (1, 2)), alpha=0.8, zorder=1)
+        axes.annotate(name, (1 if above else 0, loss), (-4 - inwards if above else 4 + inwards, 2), alpha=0.85,
+                      xycoords=axes.get_yaxis_transform(), textcoords="offset points", fontsize=SMALL - 1,
+                      ha="right" if above else "left")  # fmt: skip
+        last, inwards = loss, inwards + 72 * text_width(name) + 4
+
+
+def _rung_name(n: str) -> str:
+    return {"1": "unigram", "2": "bigram", "3": "trigram", "xz": "xz"}.get(n, f"{n}-gram")
+
+
+# ------------------------------------------------------------------------------------------------ where it sits
+
+
+def position(table: Table) -> Figure | None:
+    return _profiles(table, table.by_position, "position of the target in the window, characters")
+
+
+def knowledge(table: Table) -> Figure | None:
+    return _profiles(table, table.by_knowledge, f"what the 6-gram table lost on the target, {NATS}")
+
+
+def _profiles(table: Table, breakdown: Breakdown | None, what: str) -> Figure | None:
+    """Differences bin by bin, and below them the share of the targets in each bin."""
+    shown = breakdown.profiles[:MAX_ROWS] if breakdown else ()
+    if not breakdown or not shown:
+        return None
+    look = styles(table)
+    names = [label(profile.row) for profile in shown]
+    right, height, low = max(map(text_width, names)) + 0.45, 3.3, 0.75
+    places = range(len(breakdown.bins))
+    with styled():
+        figure = new_figure(height + low + 1.35)
+        axes = add_axes(figure, 1.05, low + 1.05, WIDTH - 1.05 - right, height)
+        axes.axhspan(-table.margin_nats, table.margin_nats, color=INK, alpha=0.09, lw=0)
+        axes.axhline(0, color=INK, lw=0.8)
+        for profile in shown:
+            style = look[profile.row]
+            axes.fill_between(places, profile.low, profile.high, color=style.colour, alpha=0.14, lw=0)
+            axes.plot(places, profile.mean, color=style.colour, ls=style.dashes, marker=style.marker, lw=1.4)
+        axes.set_xlim(-0.4, len(places) - 0.6)
+        axes.set_ylim(*axes.get_ylim())
+        axes.set_ylabel(f"difference, {NATS}\n← better   worse →")
+        axes.tick_params(axis="x", labelbottom=False)
+        axes.set_xticks(places)
+        end_labels(axes, places[-1], [(p.mean[-1], name, look[p.row]) for p, name in zip(shown, names, strict=True)])
+        bars = add_axes(figure, 1.05, 0.85, WIDTH - 1.05 - right, low)
+        bars.bar(places, breakdown.shares, width=0.55, color=INK, alpha=0.3)
+        for x, share in zip(places, breakdown.shares, strict=True):
+            bars.annotate(f"{share:.0%}" if share >= 0.01 else "<1%", (x, share), (0, 2), textcoords="offset points",
+                          ha="center", fontsize=SMALL - 1)  # fmt: skip
+        bars.set_xlim(axes.get_xlim())
+        bars.set_ylim(0, 1.3 * max(breakdown.shares))
+        bars.set_yticks([])
+        bars.set_ylabel("share of\ntargets")
+        bars.set_xticks(places, [visible(name) for name in breakdown.bins])
+        bars.set_xlabel(what)
+        note(figure, "line: mean over the paired seeds; band: least to greatest seed; shaded across: the margin")
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ cost
+
+COSTS: Sequence[tuple[str, Callable[[Row], float | None]]] = (
+    ("training FLOPs per token: fewer is cheaper", lambda row: row.flops_per_token),
+    ("tokens per second in training: more is faster", lambda row: row.tokens_per_s),
+    ("parameters: fewer is smaller", lambda row: row.num_params),
+    ("KV-cache bytes per token: fewer is smaller", lambda row: row.kv_bytes_per_token),
+)
+
+
+def cost(table: Table) -> Figure | None:
+    """Loss against each cost in which rows differ."""
+    rows = [row for row in table.rows[:MAX_ROWS] if row.metric_mean is not None]
+    panels = [(name, of) for name, of in COSTS if len({of(row) for row in rows} - {None}) > 1]
+    if not panels:
+        return None
+    lines = (len(panels) + 1) // 2
+    height, step = 2.9, 3.65
+    with styled():
+        figure = new_figure(step * lines + 0.35)
+        for i, (name, of) in enumerate(panels):
+            width = (WIDTH - 0.95 - 0.3 - 0.15) / 2
+            bottom = 0.85 + step * (lines - 1 - i // 2)
+            axes = add_axes(figure, 0.95 + i % 2 * (width + 0.3), bottom, width, height)
+            axes.set_xlabel(name)
+            _cost_panel(axes, table, [(x, row) for row in rows if (x := of(row)) is not None])
+            if i % 2:
+                axes.tick_params(axis="y", labelleft=False)
+            else:
+                axes.set_ylabel(f"{metric_name(table)},\n{NATS}")
+        note(figure, "point: mean over seeds; line up and down: one standard deviation over seeds; lower is better")
+    return figure
+
+
+def _cost_panel(axes: Axes, table: Table, points: Sequence[tuple[float, Row]]) -> None:
+    look = styles(table)
+    named = []
+    for x, row in points:
+        y, style = row.metric_mean or 0.0, look[row.name]
+        ring = {"ms": 9, "mfc": "none"} if style is BASE_STYLE else {"ms": 6}  # so that it hides no row as good
+        axes.errorbar(x, y, row.metric_sd, fmt=style.marker, color=style.colour, elinewidth=1, **ring)
+        named.append((x, y, label(row.name), style))
+    axes.margins(0.16, 0.1)
+    axes.grid(color=INK, alpha=0.1, lw=0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(EngFormatter())
+    axes.set_xlim(*axes.get_xlim())
+    axes.set_ylim(*axes.get_ylim())
+    point_labels(axes, named)
+
+
+# ------------------------------------------------------------------------------------------------ attribution
+
+
+def walk(attribution: Attribution) -> Figure | None:
+    """From base to counterpart, an axis a step: each bar begins where the one before it ended."""
+    if not attribution.walk:
+        return None
+    steps = [(_change(attribution, axis), axis, estimate) for axis, estimate in attribution.walk]
+    left = max(text_width(name) for name, _, _ in steps) + 0.3
+    line = 0.36
+    num = len(steps) + bool(attribution.total)
+    with styled():
+        figure = new_figure(line * num + 1.55)
+        axes = add_axes(figure, left, 0.95, WIDTH - left - 2.3, line * num + 0.1)
+        reached = 0.0
+        for y, (_, axis, estimate) in enumerate(steps):
+            _walk_bar(axes, y, reached, estimate, _axis_colour(axis))
+            reached += estimate.nats
+            if y + 1 < num:
+                axes.plot((reached, reached), (y - 0.3, y + 1.3), color=INK, lw=0.7, alpha=0.7)
+        names = [name for name, _, _ in steps]
+        if attribution.total:
+            _walk_bar(axes, len(steps), 0.0, attribution.total, INK)
+            names.append("together")
+        _axis_rows(axes, names)
+        axes.set_title(f"{visible(attribution.base)} → {visible(attribution.counterpart)}")
+        axes.set_xlabel(f"test loss minus that of {visible(attribution.base)}, {NATS}      ← better   worse →")
+        note(figure, "bar: what the step changes, from where the steps before it have led; line: its 95 % interval")
+    return figure
+
+
+def _walk_bar(axes: Axes, y: int, start: float, estimate: Estimate, colour: str) -> None:
+    axes.barh(y, estimate.nats, left=start, height=0.6, color=colour, alpha=0.55, lw=0)
+    axes.barh(y, estimate.nats, left=start, height=0.6, fill=False, edgecolor=colour, lw=1)
+    _whisker(axes, y, start, estimate, colour)
+    beside(axes, y, _said(estimate))
+
+
+def _whisker(axes: Axes, y: float, start: float, estimate: Estimate, colour: str) -> None:
+    if estimate.ci_low is not None and estimate.ci_high is not None:
+        ends = (start + estimate.ci_low, start + estimate.ci_high)
+        axes.plot(ends, (y, y), color=colour, lw=1.4, marker="|", ms=6, mew=1.4)
+
+
+def _said(estimate: Estimate) -> str:
+    if estimate.ci_low is None or estimate.ci_high is None:
+        return f"{estimate.nats:+.4f} (one seed)".replace("-", "−")
+    return f"{estimate.nats:+.4f} [{estimate.ci_low:+.4f}, {estimate.ci_high:+.4f}]".replace("-", "−")
+
+
+def _change(attribution: Attribution, axis: str) -> str:
+    """`norm: layer → rms`."""
+    ends = [BASES.get(base, {}).get(axis) for base in (attribution.base, attribution.counterpart)]
+    return visible(f"{axis}: {ends[0]} → {ends[1]}") if all(ends) else label(axis)
+
+
+def _axis_colour(axis: str) -> str:
+    return COLOURS.get(axis, COLOURS["several"])
+
+
+def _axis_rows(axes: Axes, names: Sequence[str]) -> None:
+    axes.axvline(0, color=INK, lw=0.8)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x", color=INK, alpha=0.1, lw=0.6)
+    axes.xaxis.set_major_formatter(SIGNED)
+
+
+def shapley(attribution: Attribution) -> Figure | None:
+    """An axis's share of the whole, beside what its part does alone in the base and alone in the counterpart."""
+    kinds = [
+        ("Shapley value", attribution.shapley),
+        (f"in {attribution.base} (add one in)", attribution.add_one_in),
+        (f"in {attribution.counterpart} (leave one out)", attribution.leave_one_out),
+    ]
+    shown = [axis for axis in attribution.axes if any(axis in estimates for _, estimates in kinds)]
+    if not shown:
+        return None
+    names = [_change(attribution, axis) for axis in shown]
+    left, line = max(map(text_width, names)) + 0.3, 0.72
+    with styled():
+        figure = new_figure(line * len(shown) + 1.3)
+        axes = add_axes(figure, left, 0.95, WIDTH - left - 1.75, line * len(shown))
+        for y, axis in enumerate(shown):
+            colour = _axis_colour(axis)
+            if whole := attribution.shapley.get(axis):
+                axes.barh(y - 0.22, whole.nats, height=0.3, color=colour, alpha=0.55, lw=0)
+                axes.barh(y - 0.22, whole.nats, height=0.3, fill=False, edgecolor=colour, lw=1)
+                _whisker(axes, y - 0.22, 0, whole, colour)
+            for place, marker, estimates in (
+                (0.1, ">", attribution.add_one_in),
+                (0.32, "<", attribution.leave_one_out),
+            ):
+                if one := estimates.get(axis):
+                    _whisker(axes, y + place, 0, one, colour)
+                    axes.plot(
+                        one.nats, y + place, marker=marker, color=colour, ms=8, mfc="none" if place < 0.2 else colour
+                    )
+            if axis in attribution.depends_on_the_rest:
+                beside(axes, y, "depends on the rest")
+        _axis_rows(axes, names)
+        axes.set_xlabel(f"what the part changes, {NATS}      ← better   worse →")
+        keys: list[Artist] = [Patch(facecolor=to_rgba("0.5", 0.5), edgecolor=INK)]
+        keys += [Line2D([], [], color=INK, marker=">", ms=8, mfc="none"), Line2D([], [], color=INK, marker="<", ms=8)]
+        drawn = [(key, visible(name)) for key, (name, estimates) in zip(keys, kinds, strict=True) if estimates]
+        axes.legend(*zip(*drawn, strict=True), loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
+        model = f"; Shapley values rest on {visible(attribution.model)}" if attribution.model else ""
+        note(figure, f"lines: 95 % intervals{model}")
+    return figure
+
+
+def interactions(attribution: Attribution) -> Figure | None:
+    """What two parts do together beyond what each does, pair by pair."""
+    if not attribution.interactions:
+        return None
+    first, second = attribution.axes[:-1], attribution.axes[1:]
+    biggest = max(abs(estimate.nats) for estimate in attribution.interactions.values()) or 1.0
+    left, side, line = max(text_width(axis) for axis in first) + 0.3, 1.55, 0.62
+    with styled():
+        figure = new_figure(line * len(first) + 1.1)
+        axes = add_axes(figure, left, 0.5, side * len(second), line * len(first))
+        for y, one in enumerate(first):
+            for x, other in enumerate(second):
+                pairs = attribution.interactions
+                if x >= y and (estimate := pairs.get(f"{one}*{other}") or pairs.get(f"{other}*{one}")):
+                    _cell(axes, x, y, estimate, biggest)
+        axes.set_xticks(range(len(second)), map(visible, second))
+        axes.set_yticks(range(len(first)), map(visible, first))
+        axes.xaxis.tick_top()
+        axes.tick_params(length=0)
+        axes.set_xlim(-0.5, len(second) - 0.5)
+        axes.set_ylim(len(first) - 0.5, -0.5)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        note(
+            figure, f"{NATS}, with 95 % intervals; below 0: together better than apart; bold: the interval leaves out 0"
+        )
+    return figure
+
+
+def _cell(axes: Axes, x: int, y: int, estimate: Estimate, biggest: float) -> None:
+    colour = COLOURS["norm"] if estimate.nats < 0 else COLOURS["ffn"]
+    place: tuple[tuple[float, float], float, float] = ((x - 0.48, y - 0.46), 0.96, 0.92)
+    axes.add_patch(Rectangle(*place, fc=colour, alpha=0.5 * abs(estimate.nats) / biggest))
+    axes.add_patch(Rectangle(*place, fill=False, ec=INK, lw=0.6, alpha=0.5))
+    number, *interval = _said(estimate).split(" ", 1)
+    axes.text(x, y - 0.16, number, ha="center", va="center", weight="bold" if _clear(estimate) else "normal")
+    axes.text(x, y + 0.2, "".join(interval), ha="center", va="center", fontsize=SMALL - 1.5)
+
+
+def _clear(estimate: Estimate) -> bool:
+    return estimate.ci_low is not None and estimate.ci_high is not None and estimate.ci_low * estimate.ci_high > 0
+
+
+# ------------------------------------------------------------------------------------------------ all of them
+
+TABLE_FIGURES: Mapping[str, Callable[[Table], Figure | None]] = {
+    "curves": curves,
+    "position": position,
+    "knowledge": knowledge,
+    "cost": cost,
+}
+ATTRIBUTION_FIGURES: Mapping[str, Callable[[Attribution], Figure | None]] = {
+    "walk": walk,
+    "shapley": shapley,
+    "interactions": interactions,
+}
+
+
+def file_name(*words: str | None) -> str:
+    """`swaps-vanilla-curves`: letters and digits of any script; all else becomes a dash."""
+    joined = "-".join(re.sub(r"[^\w=]+", "-", visible(word)).strip("-")[:40] for word in words if word)
+    return joined or "figure"
+
+
+def write_figures(report: Report, folder: Path) -> list[Path]:
+    """Save every figure that the page has as SVG and PNG; the folder must be there. Returns the files.
+
+    Raises OSError.
+    """
+    written: list[Path] = []
+    for name, figure in _drawn(report):
+        same = sum(path.stem == name or path.stem.startswith(f"{name}~") for path in written) // 2
+        written += save(figure, folder, f"{name}~{same + 1}" if same else name)
+    return written
+
+
+def _drawn(report: Report) -> Iterator[tuple[str, Figure]]:
+    for tables in directions(report.studies[:MAX_TABLES]):
+        if figure := forest(tables):
+            yield forest_name(tables), figure
+        for table in tables:
+            for kind, of_table in TABLE_FIGURES.items():
+                if figure := of_table(table):
+                    yield table_name(table, kind), figure
+    for attribution in report.attribution[:MAX_TABLES]:
+        for kind, of_attribution in ATTRIBUTION_FIGURES.items():
+            if figure := of_attribution(attribution):
+                yield attribution_name(attribution, kind), figure
+
+
+def forest_name(tables: Sequence[Table]) -> str:
+    return file_name(tables[0].study, *(table.base for table in tables), tables[0].title, "forest")
+
+
+def table_name(table: Table, kind: str) -> str:
+    return file_name(table.study, table.base, table.title, kind)
+
+
+def attribution_name(attribution: Attribution, kind: str) -> str:
+    return file_name(attribution.study, attribution.base, attribution.counterpart, kind)
