@@ -137,7 +137,7 @@ def ensure_rungs(
         entries = read_rungs(outputs, corpus.sha256)
         kept = next((index for index, other in enumerate(entries) if _same_question(other, entry)), len(entries))
         if kept < len(entries):
-            if _has_losses(folder, entries[kept]):
+            if read_rung_losses(outputs, corpus.sha256, entries[kept]) is not None:
                 return entries[kept]["nats_per_char"]
             log.warning("%s: absent or damaged, computed again", folder / entries[kept]["losses"])
         start_s = time.perf_counter()
@@ -171,6 +171,15 @@ def read_rungs(outputs: Path, sha256: str) -> list[RungEntry]:
     return entries
 
 
+def read_rung_losses(outputs: Path, sha256: str, entry: RungEntry) -> NDArray[np.float32] | None:
+    """Each table's loss on each test target, (MAX_N, num_windows, ctx_len); None where there is no sound file."""
+    try:
+        losses = np.load(_folder(outputs, sha256) / entry["losses"], mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return losses if losses.shape == (MAX_N, entry["num_windows"], entry["ctx_len"]) else None
+
+
 def _folder(outputs: Path, sha256: str) -> Path:
     return outputs / "corpora" / sha256
 
@@ -188,11 +197,3 @@ def _is_entry(entry: Any) -> bool:
         and set(nats) == {*map(str, range(1, MAX_N + 1)), "xz"}
         and all(isinstance(value, float) and math.isfinite(value) for value in nats.values())
     )
-
-
-def _has_losses(folder: Path, entry: RungEntry) -> bool:
-    try:
-        losses = np.load(folder / entry["losses"], mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return False
-    return bool(losses.shape == (MAX_N, entry["num_windows"], entry["ctx_len"]))

@@ -2,13 +2,17 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from anatomy import __version__
 from anatomy.cli.common import DONE, FAILED, console, printable, run_click
 
-FORMATS = ("table", "md", "csv", "json")
+if TYPE_CHECKING:
+    from anatomy.report.data import Report
+
+FORMATS = ("table", "md", "csv", "json", "tex", "html")
 
 
 @click.command(name="anatomy-report")
@@ -16,24 +20,26 @@ FORMATS = ("table", "md", "csv", "json")
 @click.argument("directory", metavar="[DIR]", default="outputs")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True, help="What to print.")
 @click.option("--study", default=None, metavar="NAME", help="Only this study of the folder.")
-@click.option("--out", default=None, metavar="DIR", help="Also write report.md, report.csv and report.json there.")
+@click.option(
+    "--out", default=None, metavar="DIR", help="Also write report.html, .md, .csv, .json and .tex there, and figures/."
+)
 def command(directory: str, form: str, study: str | None, out: str | None) -> int:
     """Compare the runs under DIR: an outputs folder, a study's, a folder of runs, or one run.
 
     Exits with 1 when nothing there can be compared.
     """
     from anatomy.report.table import build_report
-    from anatomy.report.views import show, to_csv, to_json, to_markdown
+    from anatomy.report.views import show, to_csv, to_json, to_latex, to_markdown
 
     report = build_report(Path(directory), study)
-    views = {"md": to_markdown, "csv": to_csv, "json": to_json}
+    views = {"md": to_markdown, "csv": to_csv, "json": to_json, "tex": to_latex, "html": _to_html}
     if form == "table":
         show(report, console())
     else:
         text = views[form](report)
         sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     if out is not None:
-        _write(Path(out), {name: view(report) for name, view in views.items()})
+        _write(Path(out), report, {name: view(report) for name, view in views.items()})
     if not report.studies:
         click.echo(f"{directory!r}: holds no runs; type: anatomy-train study=swaps", err=True)
     elif not report.is_comparable:
@@ -41,14 +47,22 @@ def command(directory: str, form: str, study: str | None, out: str | None) -> in
     return DONE if report.is_comparable else FAILED
 
 
-def _write(folder: Path, contents: dict[str, str]) -> None:
+def _to_html(report: "Report") -> str:
+    from anatomy.report.page import to_html  # a second for matplotlib, which the other views need not wait
+
+    return to_html(report)
+
+
+def _write(folder: Path, report: "Report", contents: dict[str, str]) -> None:
     from anatomy.errors import UserError
     from anatomy.files import write_atomic
+    from anatomy.report.figures import write_figures
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             write_atomic(folder / f"report.{name}", content.encode("utf-8"))
+        write_figures(report, folder / "figures")
     except OSError as error:
         raise UserError(f"--out {str(folder)!r}: cannot write there ({error.strerror})") from error
 

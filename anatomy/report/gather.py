@@ -6,25 +6,34 @@ about itself, and the rest is reported without it.
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
 from anatomy.axes import AXES, BASES, Parts
 from anatomy.errors import UserError
-from anatomy.runs import LABELS, Layout, Status, finite, identity, part_name, read_manifest, read_record
+from anatomy.runs import FINISHED, LABELS, Layout, Status, finite, identity, part_name, read_manifest, read_record
 
 ADHOC = "adhoc"
-"""The study of runs that no manifest names."""
+"""The study of runs that no manifest names. It has no plan: its runs are asked for one by one."""
+NOISE_FLOOR = "noise_floor"
+"""The study whose null arms say how far a base is from itself."""
+
+Words = frozenset[str]
+"""The words that ask for an arm, seed and labels left out."""
 
 Setting = str | int | float | tuple["Setting", ...]
 Settings = Mapping[str, Setting]
 """A flat config: `train.lr` -> 0.004, and axis -> part. What is null is left out."""
 
-_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, OSError)
+DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, OSError)
 """What reading strange JSON can raise."""
+
+_OF_NO_ARM = {*LABELS, "seed"} - {"base", "match"}
 
 NUMBERS = (
     "num_params",
@@ -46,7 +55,7 @@ NUMBERS = (
     "data.vocab_size",
     "data.epochs",
 )
-TEXTS = ("error", "data.corpus", "data.sha256", "data.batch_order_sha256", "env.device", "env.commit")
+TEXTS = ("error", "data.corpus", "data.sha256", "data.batch_order_sha256", "env.device", "env.commit", "env.torch")
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ class Run:
     is_resolved  whether the record says what sizes left null came to, and which text it was; a run that failed early
                  never found out
     asked        the config as it stood before any of that, to recognise such a run by
+    match        what it was matched with its base in: params, flops, time, or None
     numbers      NUMBERS -> value, None for what does not exist
     texts        TEXTS -> value, likewise
     """
@@ -69,6 +79,7 @@ class Run:
     settings: Settings
     is_resolved: bool
     asked: Settings
+    match: str | None
     numbers: Mapping[str, float | None]
     texts: Mapping[str, str | None]
 
@@ -80,18 +91,22 @@ class Arm:
     base     whose table it belongs to; None where that cannot be read
     asked    the request in the user's words, seed and labels left out: `swap=norm`, or `base`
     run      the run's folder, None where the request was refused
+    words    `asked` and the base, in no order
     found    the run, None where nothing is there yet
     refused  why there is no run
     damage   why what is there cannot be read
+    is_planned   whether the study's plan holds it; None where there is no plan
     """
 
     base: str | None
     asked: str
     seed: int | None
     run: str | None
+    words: Words = frozenset()
     found: Run | None = None
     refused: str | None = None
     damage: str | None = None
+    is_planned: bool | None = None
 
     @property
     def status(self) -> str:
@@ -102,21 +117,35 @@ class Arm:
 
 @dataclass(frozen=True)
 class Study:
-    """A question and the arms that answer it, in the order of the manifest."""
+    """A question and the arms that answer it, in the order of the manifest.
+
+    runs            the folder where its runs lie
+    spec            what was asked, as it stood when the study first started; spec_sha256 and started go with it
+    deviations      what was done otherwise
+    """
 
     name: str
-    spec: Mapping[str, Any]
+    runs: Path
     arms: Sequence[Arm]
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    spec_sha256: str | None = None
+    started: str | None = None
+    deviations: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """All that a folder holds. `outputs` is where its texts' rungs are."""
+    """All that a folder holds.
+
+    outputs      where its texts' rungs are
+    noise_floor  the study of that name, where it lies beside a study that was gathered alone
+    """
 
     outputs: Path
     studies: Sequence[Study]
     warnings: Sequence[str] = ()
+    noise_floor: Study | None = None
 
 
 def gather(folder: Path) -> Gathered:
@@ -138,7 +167,7 @@ def gather(folder: Path) -> Gathered:
         is_run = (folder / "result.json").exists()
         pool = _Pool(folder.parent if is_run else folder)
         arms = [pool.unasked_arm(name) for name in ([folder.name] if is_run else pool.names())]
-        return Gathered(pool.folder.parent, [Study(ADHOC, {}, arms)] if arms else [])
+        return Gathered(pool.folder.parent, [Study(ADHOC, pool.folder, arms)] if arms else [])
     except OSError as error:
         raise UserError(f"{str(folder)!r}: cannot read it ({error.strerror})") from error
 
@@ -150,18 +179,24 @@ def pick_study(gathered: Gathered, name: str) -> Gathered:
         names = sorted(study.name for study in gathered.studies)
         near = "".join(f" Did you mean {match}?" for match in get_close_matches(name, names, n=1))
         raise UserError(f"--study {name!r}: no such study here; there is {', '.join(names) or 'none'}.{near}")
-    return Gathered(gathered.outputs, studies, gathered.warnings)
+    floor = next((study for study in gathered.studies if study.name == NOISE_FLOOR), gathered.noise_floor)
+    return Gathered(gathered.outputs, studies, gathered.warnings, floor)
 
 
 def _gather_study(folder: Path) -> Gathered:
     layout = Layout(folder.parent.parent)
+    pool = _Pool(layout.runs)
     try:
-        study = _read_study(folder, _Pool(layout.runs))
+        study = _read_study(folder, pool)
     except ValueError as error:
         return Gathered(layout.outputs, [], [f"damaged manifest: {error}"])
     if not layout.runs.is_dir():
         study = replace(study, warnings=[*study.warnings, "no folder of runs two levels up"])
-    return Gathered(layout.outputs, [study])
+    floor = None
+    with suppress(ValueError):  # its damage is no concern of this study
+        beside = layout.study(NOISE_FLOOR)
+        floor = _read_study(beside, pool) if beside != folder and (beside / "study.json").exists() else None
+    return Gathered(layout.outputs, [study], noise_floor=floor)
 
 
 def _gather_outputs(layout: Layout) -> Gathered:
@@ -176,7 +211,7 @@ def _gather_outputs(layout: Layout) -> Gathered:
     named = {arm.run for study in studies for arm in study.arms}
     unasked = [pool.unasked_arm(name) for name in pool.names() if name not in named]
     if unasked:
-        adhoc = next((study for study in studies if study.name == ADHOC), Study(ADHOC, {}, []))
+        adhoc = next((study for study in studies if study.name == ADHOC), Study(ADHOC, pool.folder, []))
         joined = replace(adhoc, arms=[*adhoc.arms, *unasked])
         studies = [*(study for study in studies if study is not adhoc), joined]
     return Gathered(layout.outputs, studies, warnings)
@@ -189,13 +224,64 @@ def _read_study(folder: Path, pool: "_Pool") -> Study:
     name, spec, entries = (manifest.get(key) for key in ("study", "spec", "entries"))
     if not (isinstance(name, str) and isinstance(spec, Mapping) and isinstance(entries, list)):
         raise ValueError(f"{folder.name}: it needs study (text), spec (object) and entries (list)")
+    try:
+        plan = Plan.of(spec) if name != ADHOC else None
+        sha256, started = _text(manifest, "spec_sha256"), _text(manifest, "started")
+        amendments = [f"{item['at']}: {item['what']}" for item in manifest.get("amendments") or []]
+    except DAMAGE as error:
+        raise ValueError(f"{folder.name}: {error!r}") from error
     arms, warnings = [], []
     for index, entry in enumerate(entries):
         try:
-            arms.append(pool.asked_arm(entry))
-        except _DAMAGE as error:
+            arms.append(pool.asked_arm(entry, plan))
+        except DAMAGE as error:
             warnings.append(f"entry {index} of the manifest is damaged and left out ({error!r})")
-    return Study(name, spec, arms, warnings)
+    return Study(
+        name=name,
+        runs=pool.folder,
+        arms=arms,
+        spec=spec,
+        spec_sha256=sha256,
+        started=started,
+        deviations=[*amendments, *(_deviations(plan, arms) if plan else [])],
+        warnings=warnings,
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The arms and seeds that a study said it would run, before it started."""
+
+    arms: Mapping[Words, str]
+    seeds: frozenset[int]
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> "Plan | None":
+        """The plan in a study's spec; None where it holds none, as those of old studies."""
+        arms, seeds = spec.get("arms"), spec.get("seeds")
+        if not isinstance(arms, list) or not isinstance(seeds, list) or not all(isinstance(arm, str) for arm in arms):
+            return None
+        tuning = spec.get("tune") or {}
+        return cls({_words(arm.split()): arm for arm in arms}, frozenset([*seeds, *tuning.get("seeds", ())]))
+
+
+def _words(words: Iterable[str]) -> Words:
+    """An arm's words so that two ways to type it compare equal: without seed, labels, and what changes nothing."""
+    kept = (word for word in words if word.partition("=")[0] not in _OF_NO_ARM)
+    return frozenset(re.sub(r"[\[\]]", "", word) for word in kept) - {"swap=none", "match=null"}
+
+
+def _deviations(plan: Plan, arms: Sequence[Arm]) -> list[str]:
+    """Arms and seeds that were added after the start, or are not there."""
+    added: dict[str, list[int | None]] = defaultdict(list)
+    for arm in arms:
+        if arm.is_planned is False:
+            added[f"base={arm.base} {arm.asked}"].append(arm.seed)
+    lines = [f"added after the start: {words}, seed {', '.join(map(str, seeds))}" for words, seeds in added.items()]
+    asked = {arm.words for arm in arms}
+    lines += [f"planned, but not in the study: {words}" for arm, words in plan.arms.items() if arm not in asked]
+    num_open = sum(arm.status not in FINISHED for arm in arms if arm.is_planned)
+    return [*lines, f"{num_open} planned runs are not finished"] if num_open else lines
 
 
 class _Pool:
@@ -208,23 +294,21 @@ class _Pool:
     def names(self) -> list[str]:
         return [folder.name for folder in _subfolders(self.folder, "result.json")]
 
-    def asked_arm(self, entry: Mapping[str, Any]) -> Arm:
-        """The arm of a manifest's entry. Raises ValueError, LookupError or TypeError on a damaged entry."""
+    def asked_arm(self, entry: Mapping[str, Any], plan: Plan | None) -> Arm:
+        """The arm of a manifest's entry, held against the plan. Raises one of DAMAGE on a damaged entry."""
         base, swap, overrides, seed = (entry[key] for key in ("base", "swap", "overrides", "seed"))
         run, refused = entry["run"], entry["error"]
-        words = {word for word in overrides if word.partition("=")[0] not in (*LABELS, "seed")}
-        if swap not in ("", "none") and not any(word.startswith("swap=") for word in words):
-            words.add(f"swap={swap}")
+        words = _words([f"base={base}", *overrides, *([] if swap == "" else [f"swap={swap}"])])
         outcome = run if refused is None else refused
         if base not in BASES or type(seed) is not int or not isinstance(outcome, str):
             raise ValueError(f"base={base} seed={seed} run={run} error={refused}")
-        asked = " ".join(sorted(words)) or "base"
+        asked = " ".join(sorted(words - {f"base={base}"})) or "base"
+        is_planned = None if plan is None else words in plan.arms and seed in plan.seeds
+        arm = Arm(base, asked, seed, run, words, is_planned=is_planned)
         if refused is not None:
-            return Arm(base, asked, seed, None, refused=refused)
+            return replace(arm, run=None, refused=refused)
         found = self._find(run)
-        if isinstance(found, str):
-            return Arm(base, asked, seed, run, damage=found)
-        return Arm(base, asked, seed, run, found=found)
+        return replace(arm, damage=found) if isinstance(found, str) else replace(arm, found=found)
 
     def unasked_arm(self, name: str) -> Arm:
         """The arm of a run that no manifest names, so only its own record says whose it is."""
@@ -243,7 +327,7 @@ class _Pool:
             try:
                 record = read_record(folder)
                 self._read[name] = None if record is None else parse_record(name, record)
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 reason = f"no {error}" if isinstance(error, KeyError) else str(error)
                 reason = reason.removeprefix(f"{folder / 'result.json'}: ")
                 self._read[name] = f"damaged record: {reason}"
@@ -285,6 +369,7 @@ def parse_record(name: str, record: Mapping[str, Any]) -> Run:
         settings=_settings(identity(config, asked_sizes | derived, texts["data.sha256"]), parts),
         is_resolved=bool(derived) and texts["data.sha256"] is not None,
         asked=_settings({key: value for key, value in config.items() if key not in LABELS}, parts),
+        match=_text(config, "match"),
         numbers=numbers,
         texts=texts,
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anatomy.axes import AXES, BASES, COUNTERPARTS, Parts, differences
+from anatomy.report.data import SetAside
 from anatomy.report.gather import Arm, Run, Setting, Settings
 
 BASE_ROW = "base"
@@ -31,22 +32,21 @@ GUARDED = (
 part may have its own, and the row's name says so."""
 
 
+SALTS = ("init_salt", "order_salt")
+"""What a null arm differs in from the base, and in nothing else: its start, or the order of its batches."""
+
 DERIVED = ("ffn.hidden", "attn.n_kv_head", "model.vocab_size")
 """Sizes that follow from others unless they are asked for; they name a row only then, or where nothing else does."""
-
-
-@dataclass(frozen=True)
-class SetAside:
-    """A run that is there but not compared, and why."""
-
-    run: str
-    reason: str
 
 
 @dataclass(eq=False)
 class Group:
     """The arms of one row. parts and settings are None while nothing but the request is known; see `Run` for
-    is_resolved."""
+    is_resolved.
+
+    is_null   the base again with other salts
+    is_pure   nothing but parts differs from the base
+    """
 
     asked: str
     parts: Parts | None = None
@@ -54,10 +54,18 @@ class Group:
     is_resolved: bool = False
     arms: list[Arm] = field(default_factory=list)
     name: str = ""
+    is_null: bool = False
+    is_pure: bool = False
 
     @property
     def runs(self) -> list[Run]:
         return [arm.found for arm in self.arms if arm.found]
+
+    @property
+    def match(self) -> str | None:
+        """What all its runs were matched with the base in."""
+        matches = {run.match for run in self.runs}
+        return matches.pop() if len(matches) == 1 else None
 
     @property
     def done(self) -> list[Run]:
@@ -90,8 +98,9 @@ def compare(base: str, arms: Sequence[Arm], others: Sequence[Arm]) -> Comparison
         set_aside += _guard(groups, reference, "the base has" if base_row else "most rows have")
     set_aside += _second_seeds(groups)
     groups = [group for group in groups if group.arms]
+    names = _Names(base, reference, groups)
     for group in groups:
-        group.name = BASE_ROW if group is base_row else _name(base, group, reference, groups)
+        group.name, group.is_pure = (BASE_ROW, True) if group is base_row else names.of(group)
     places = {BASE_ROW: 0, COUNTERPARTS[base]: 1}
     groups.sort(key=lambda group: places.get(group.name, 2))
     return Comparison(base_row if base_row in groups else None, groups, set_aside)
@@ -124,16 +133,22 @@ def group_arms(arms: Iterable[Arm]) -> list[Group]:
 
 
 def find_base(base: str, groups: Sequence[Group]) -> Group | None:
-    """The base's row: of those with its parts, the one whose guarded settings most rows share; of several such, the
-    one with most seeds; then the first."""
+    """The base's row: of those with its parts, the one whose guarded settings most rows share; of several such, one
+    without salts, then one with most seeds, then the first."""
     return _most_typical([group for group in groups if group.parts == BASES[base]], groups)
 
 
 def _most_typical(candidates: Sequence[Group], groups: Sequence[Group]) -> Group | None:
     shared = Counter(_guarded(group.settings) for group in groups if group.settings is not None)
     known = [(group, group.settings) for group in candidates if group.settings is not None]
-    best = max(known, key=lambda pair: (shared[_guarded(pair[1])], len(pair[0].done)), default=None)
+    best = max(
+        known, key=lambda pair: (shared[_guarded(pair[1])], not _salted(pair[1]), len(pair[0].done)), default=None
+    )
     return best[0] if best else None
+
+
+def _salted(settings: Settings) -> bool:
+    return any(settings.get(salt) for salt in SALTS)
 
 
 def _guarded(settings: Settings) -> tuple[Setting | None, ...]:
@@ -162,9 +177,11 @@ def _guard(groups: Sequence[Group], reference: Group, whose: str) -> list[SetAsi
     num_targets = next((run.numbers["num_test_targets"] for run in reference.done), None)
     standard = reference.settings or {}
     for group in groups:
+        group.is_null = group is not reference and _is_null(group, reference)
+        expected = {} if group.is_null else orders
         kept = []
         for arm in group.arms:
-            reason = _mismatch(arm.found, standard, orders, num_targets, whose) if arm.found else None
+            reason = _mismatch(arm.found, standard, expected, num_targets, whose) if arm.found else None
             if reason is None:
                 kept.append(arm)
             else:
@@ -173,11 +190,21 @@ def _guard(groups: Sequence[Group], reference: Group, whose: str) -> list[SetAsi
     return taken
 
 
+def _is_null(group: Group, reference: Group) -> bool:
+    if group.settings is None or reference.settings is None:
+        return False
+    changed = {key for key, _ in set(group.settings.items()) ^ set(reference.settings.items())}
+    return bool(changed) and changed <= set(SALTS)
+
+
 def _mismatch(
     run: Run, standard: Settings, orders: Mapping[int, str | None], num_targets: float | None, whose: str
 ) -> str | None:
-    """Why a run must not be compared, or None."""
+    """Why a run must not be compared, or None. A run matched in time has steps, and so batches, of its own."""
     known = [key for key in GUARDED if run.is_resolved or not key.startswith("corpus.")]
+    if run.match == "time":
+        known.remove("train.steps")
+        orders = {}
     reasons = [
         f"{_typed(key, run.settings.get(key))}, {whose} {_value(standard.get(key))}"
         for key in known
@@ -209,30 +236,55 @@ def _second_seeds(groups: Sequence[Group]) -> list[SetAside]:
 # ------------------------------------------------------------------------------------------- names
 
 
-def _name(base: str, group: Group, reference: Group | None, groups: Sequence[Group]) -> str:
-    """The sorted differences from the base, as one would type them; what was asked where nothing else is known."""
-    if group.parts is None or group.settings is None or reference is None:
-        return group.asked
-    changed = differences(group.parts, BASES[base])
-    words = [f"{axis}={group.parts[axis]}" for axis in changed]
-    if group.parts == BASES[COUNTERPARTS[base]]:
-        words = [COUNTERPARTS[base]]
-    standard = reference.settings or {}
-    asked: list[str] = []
-    derived: list[str] = []
-    for key in sorted((group.settings.keys() | standard.keys()) - {*AXES, TEXT}):
-        value = group.settings.get(key)
-        axis = key.partition(".")[0]
-        if axis in changed:
-            rivals = [other for other in groups if other.parts and other.parts[axis] == group.parts[axis]]
-            differs = any((other.settings or {}).get(key) != value for other in rivals)
-        else:
-            differs = value != standard.get(key)
-        if differs:
-            was_asked = key not in DERIVED or any(key in run.asked for run in group.runs)
-            (asked if was_asked else derived).append(_typed(key, value))
-    names = words + (asked if words or asked else derived)
-    return " ".join(names if words == [COUNTERPARTS[base]] else sorted(names)) or BASE_ROW
+class _Names:
+    """Names the rows of one table by their sorted differences from the base, as one would type them."""
+
+    def __init__(self, base: str, reference: Group | None, groups: Sequence[Group]) -> None:
+        self.base = base
+        self.standard = (reference and reference.settings) or {}
+        self.num_rivals: Counter[tuple[str, str]] = Counter()
+        self.num_rivals_with: Counter[tuple[str, str, str, Setting | None]] = Counter()
+        for group in groups:
+            if group.parts is None or group.settings is None:
+                continue
+            self.num_rivals.update(group.parts.items())
+            for key, value in group.settings.items():
+                axis = key.partition(".")[0]
+                if axis in group.parts:
+                    self.num_rivals_with[axis, group.parts[axis], key, value] += 1
+                    self.num_rivals_with[axis, group.parts[axis], key, None] -= 1
+
+    def of(self, group: Group) -> tuple[str, bool]:
+        """The row's name, and whether it differs from the base in parts alone. Where nothing else is known, the name
+        is what was asked."""
+        if group.parts is None or group.settings is None or not self.standard:
+            return group.asked, False
+        changed = differences(group.parts, BASES[self.base])
+        counterpart = COUNTERPARTS[self.base]
+        words = [f"{axis}={group.parts[axis]}" for axis in changed]
+        if group.parts == BASES[counterpart]:
+            words = [counterpart]
+        asked: list[str] = []
+        derived: list[str] = []
+        for key in sorted((group.settings.keys() | self.standard.keys()) - {*AXES, TEXT}):
+            if self._differs(group, key, changed):
+                was_asked = key not in DERIVED or any(key in run.asked for run in group.runs)
+                (asked if was_asked else derived).append(_typed(key, group.settings.get(key)))
+        if group.match is not None:
+            asked = [word for word in asked if not (group.match == "time" and word.startswith("train.steps="))]
+            asked.append(f"match={group.match}")
+        names = words + (asked if words or asked else derived)
+        return " ".join(names if words == [counterpart] else sorted(names)) or BASE_ROW, names == words
+
+    def _differs(self, group: Group, key: str, changed: Sequence[str]) -> bool:
+        """Whether a row has a setting otherwise than the base; a changed part's knob, than other rows with the part."""
+        assert group.parts is not None and group.settings is not None
+        axis, value = key.partition(".")[0], group.settings.get(key)
+        if axis not in changed:
+            return value != self.standard.get(key)
+        part = group.parts[axis]
+        num_alike = self.num_rivals_with[axis, part, key, value]  # of None: how many do have it, below 0
+        return num_alike < (0 if value is None else self.num_rivals[axis, part])
 
 
 def _typed(key: str, value: Setting | None) -> str:

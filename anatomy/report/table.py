@@ -1,137 +1,46 @@
-"""From rows to numbers: the whole report as data, of which terminal, Markdown, CSV and JSON are views.
-
-Field names are the keys of `anatomy-report --format json`. A value that a study cannot give is None.
-"""
+"""From rows to numbers: the whole report as data (see data.py), of which all views show what they have room for."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, fields, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import StatisticsError, correlation, fmean, median, stdev
+from typing import Any
 
-from anatomy.axes import COUNTERPARTS, Parts
+from anatomy.axes import BASES, COUNTERPARTS
 from anatomy.corpus import BLOCK_CHARS, CYCLE
-from anatomy.report.gather import ADHOC, Arm, Run, Settings, Study, gather, pick_study
-from anatomy.report.rows import Comparison, Group, SetAside, compare
-from anatomy.rungs import MAX_N, RungEntry, read_rungs
+from anatomy.report.attribution import attribute
+from anatomy.report.data import (
+    AT_BEST,
+    FINAL,
+    SCHEMA,
+    STATUSES,
+    Attribution,
+    Registration,
+    Report,
+    Row,
+    Rungs,
+    SetAside,
+    Table,
+)
+from anatomy.report.evidence import Evidence, read_evidence
+from anatomy.report.finding import attribution_finding, table_findings
+from anatomy.report.gather import ADHOC, Arm, Gathered, Run, Settings, Study, gather, pick_study
+from anatomy.report.rows import Comparison, Group, compare
+from anatomy.report.verdict import ALPHA, Judged, judge
+from anatomy.rungs import MAX_N, RungEntry, read_rung_losses, read_rungs
+from anatomy.runs import finite
 
-SCHEMA = 1
-FINAL, AT_BEST = "test_loss_nats", "test_loss_nats_at_best"
+MARGIN_NATS = 0.01
 OVER_FITTED_SHARE = 0.01
-STATUSES = ("done", "diverged", "failed", "interrupted", "running", "planned")
+UNMATCHED_PERCENT = 0.5
+TEXT_SHARE = 0.25  # above this, the choice of test windows is worth a warning
+LIST_SEEDS = 12  # a command names so many seeds one by one; beyond, it gives their range
 
-Rungs = Mapping[str, float]
-"""Reference losses of a text in nats per character: "1" to "6" for n-gram tables, and "xz"."""
-FindRungs = Callable[[Run], Rungs | None]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One composition, over its seeds.
-
-    status      one of STATUSES where all arms agree, else every one but done with its count, `diverged 1/3`
-    seeds       of the runs that are done, which are those that the numbers are over; num_seeds of them
-    num_arms    all that were asked for, done or not
-    num_pairs   seeds that the base has too (the base itself makes no pairs); difference_nats is the mean over
-                them of row minus base, in the table's metric
-    metric_mean, metric_sd  of the table's metric, which may be another than the final test loss
-    *_sd        sample deviation; a single seed has none
-    best_step   of each seed
-    rung        where metric_mean stands between the n-gram tables: 3.4 is two fifths of the way from the
-                trigram's to the 4-gram's, 6 is the 6-gram's or better; below 1, on the way from ln V, which is 0
-    *_percent   deviation from the base; block parameters are all but embedding, positions and output
-    over_fitted in some seed the best validation loss lies more than 1 % below the final one
-    tokens_per_s  median
-    errors      why arms failed or diverged, `seed 2: ...`
-    """
-
-    name: str
-    parts: Parts | None
-    status: str
-    num_seeds: int
-    seeds: Sequence[int]
-    num_diverged: int
-    test_loss_nats_mean: float | None
-    test_loss_nats_sd: float | None
-    difference_nats: float | None
-    ci_low: float | None
-    ci_high: float | None
-    own_ci_low: float | None
-    own_ci_high: float | None
-    variance: float | None
-    df: float | None
-    p: float | None
-    p_holm: float | None
-    verdict: str | None
-    num_params: float | None
-    flops_per_token: float | None
-    kv_bytes_per_token: float | None
-    tokens_per_s: float | None
-    num_arms: int
-    num_pairs: int
-    metric_mean: float | None
-    metric_sd: float | None
-    best_step: Sequence[float | None]
-    test_bits_per_char: float | None
-    rung: float | None
-    num_params_percent: float | None
-    block_params_percent: float | None
-    flops_percent: float | None
-    over_fitted: bool | None
-    epochs: float | None
-    errors: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Table:
-    """The rows of one study and base, and what they were measured on.
-
-    base     None where no run could be read
-    metric   of the differences: what the study says, else the final test loss, or the test loss at the best
-             validation step where runs see their text more than once
-    sizes, steps, tokens, ...  those of the base, for they agree, or of the row that most others agree with
-    seeds, devices, commits    over all done runs
-    """
-
-    study: str
-    base: str | None
-    metric: str
-    rows: Sequence[Row]
-    prior_variance: float | None
-    prior_df: float | None
-    noise_floor: float | None
-    rungs: Rungs | None
-    set_aside: Sequence[SetAside]
-    warnings: Sequence[str]
-    question: str | None
-    corpus: str | None
-    corpus_sha256: str | None
-    num_chars: float | None
-    sizes: Mapping[str, object]
-    steps: object
-    tokens: float | None
-    tokens_per_param: float | None
-    epochs: float | None
-    seeds: Sequence[int]
-    devices: Sequence[str]
-    commits: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Report:
-    """All tables of a folder."""
-
-    schema: int
-    studies: Sequence[Table]
-    attribution: Sequence[Mapping[str, object]]
-    warnings: Sequence[str]
-
-    @property
-    def is_comparable(self) -> bool:
-        """Whether at least one row could be held against its base."""
-        return any(row.num_pairs for table in self.studies for row in table.rows)
+FindRungs = Callable[[Run], RungEntry | None]
 
 
 def build_report(folder: Path, study: str | None = None) -> Report:
@@ -144,12 +53,17 @@ def build_report(folder: Path, study: str | None = None) -> Report:
         gathered = pick_study(gathered, study)
     read = cache(lambda sha256: read_rungs(gathered.outputs, sha256))
 
-    def find_rungs(run: Run) -> Rungs | None:
+    def find_rungs(run: Run) -> RungEntry | None:
         sha256 = run.texts["data.sha256"]
         return _matching_rungs(run, read(sha256)) if sha256 else None
 
-    tables = [table for study in gathered.studies for table in _tables(study, find_rungs)]
-    return Report(SCHEMA, tables, [], gathered.warnings)
+    tables: list[Table] = []
+    attribution: list[Attribution] = []
+    for one in gathered.studies:
+        comparisons = _comparisons(one)
+        tables += [_table(one, base, comparison, gathered, find_rungs) for base, comparison in comparisons.items()]
+        attribution += _attributions(one, comparisons)
+    return Report(SCHEMA, tables, attribution, gathered.warnings)
 
 
 def rung_of(loss_nats: float, rungs: Rungs, vocab_size: float) -> float:
@@ -165,7 +79,7 @@ def rung_of(loss_nats: float, rungs: Rungs, vocab_size: float) -> float:
     return reached + (marks[reached] - loss_nats) / (marks[reached] - marks[reached + 1])
 
 
-def _matching_rungs(run: Run, entries: Sequence[RungEntry]) -> Rungs | None:
+def _matching_rungs(run: Run, entries: Sequence[RungEntry]) -> RungEntry | None:
     wanted = run.settings
     split, num_chars = wanted.get("corpus.split"), run.numbers["data.num_chars"]
     if split == "blocks" and num_chars is not None and num_chars < CYCLE * BLOCK_CHARS:
@@ -173,50 +87,94 @@ def _matching_rungs(run: Run, entries: Sequence[RungEntry]) -> Rungs | None:
     question = (split, *map(wanted.get, ("corpus.val_fraction", "corpus.test_fraction", "model.ctx_len")))
     for entry in entries:
         if question == (entry["split"], entry["val_fraction"], entry["test_fraction"], entry["ctx_len"]):
-            return entry["nats_per_char"]
+            return entry
     return None
 
 
 # ------------------------------------------------------------------------------------------------- tables
 
 
-def _tables(study: Study, find_rungs: FindRungs) -> list[Table]:
-    """One table a base; a run whose base cannot be read may belong to any, so every table mentions it."""
+def _comparisons(study: Study) -> dict[str | None, Comparison]:
+    """One comparison a base; a run whose base cannot be read may belong to any, so each mentions it."""
     bases = list(dict.fromkeys(arm.base for arm in study.arms if arm.base is not None))
     unread = [arm for arm in study.arms if arm.base is None]
-    tables = []
-    for base in bases:
-        others = [arm for arm in study.arms if arm.base == COUNTERPARTS[base]]
-        arms = [arm for arm in study.arms if arm.base == base]
-        tables.append(_table(study, base, compare(base, [*arms, *unread], others), find_rungs))
     if not bases:
-        set_aside = [SetAside(str(arm.run), str(arm.damage)) for arm in unread]
-        tables.append(_table(study, None, Comparison(None, [], set_aside), find_rungs))
-    return tables
+        return {None: Comparison(None, [], [SetAside(str(arm.run), str(arm.damage)) for arm in unread])}
+    of_base = {base: [arm for arm in study.arms if arm.base == base] for base in bases}
+    return {base: compare(base, [*of_base[base], *unread], of_base.get(COUNTERPARTS[base], [])) for base in bases}
 
 
-def _table(study: Study, base: str | None, comparison: Comparison, find_rungs: FindRungs) -> Table:
+def _attributions(study: Study, comparisons: Mapping[str | None, Comparison]) -> list[Attribution]:
+    """One a pair of base and counterpart. The rows of all tables serve, where they are comparable with this base."""
+    found: list[Attribution] = []
+    for base in BASES:
+        comparison = comparisons.get(base)
+        counterpart = COUNTERPARTS[base]
+        if comparison is None or comparison.base is None or any(other.counterpart == base for other in found):
+            continue
+        joined = comparisons.get(counterpart) if any(group.name == counterpart for group in comparison.groups) else None
+        groups = [*comparison.groups, *(joined.groups if joined else ())]
+        metric, _ = _metric(study, comparison.base)
+        attributed = attribute(study.name, base, groups, metric, _margin(study))
+        if attributed is not None:
+            found.append(replace(attributed, finding=attribution_finding(attributed)))
+    return found
+
+
+def _table(study: Study, base: str | None, comparison: Comparison, gathered: Gathered, find_rungs: FindRungs) -> Table:
     groups = comparison.groups
     typical = comparison.base or next((group for group in groups if group.done), Group(""))
     settings: Settings = typical.settings or {}
     done = [run for group in groups for run in group.done]
     metric, doubts = _metric(study, typical)
+    margin, looks = _margin(study), _looks(study)
+    alpha = ALPHA / max(1, len(looks))
+    entry = find_rungs(typical.runs[0]) if typical.runs else None
+    rungs = entry["nats_per_char"] if entry else None
+    sha256 = _text(typical, "data.sha256")
+    ngrams = read_rung_losses(gathered.outputs, sha256, entry) if entry and sha256 else None
+    evidence = read_evidence(study.runs, groups, comparison.base, metric, None if ngrams is None else ngrams[-1])
+
+    pairs = [_paired(group, comparison.base, metric) for group in groups]
+    num_compared = len(groups) - (comparison.base is not None)
+    judged, prior = judge(
+        [[mine - theirs for mine, theirs in some] for some in pairs],
+        margin=margin,
+        num_compared=num_compared,
+        alpha=alpha,
+    )
+    rows = [
+        _row(group, comparison.base, metric, some, verdict, looks, evidence, rungs)
+        for group, some, verdict in zip(groups, pairs, judged, strict=True)
+    ]
     tokens, num_params = _number(typical, "tokens"), _number(typical, "num_params")
     question = study.spec.get("question")
-    return Table(
+    table = Table(
         study=study.name,
         base=base,
+        title=None,
         metric=metric,
-        rows=[_row(group, comparison.base, metric, find_rungs) for group in groups],
-        prior_variance=None,
-        prior_df=None,
-        noise_floor=None,
-        rungs=find_rungs(typical.runs[0]) if typical.runs else None,
+        rows=rows,
+        margin_nats=margin,
+        alpha=alpha,
+        num_compared=num_compared,
+        prior_variance=prior.variance if prior else None,
+        prior_df=finite(prior.df) if prior else None,
+        noise_floor=_noise_floor(comparison, base, metric, gathered),
+        seeds_command=_seeds_command(study, rows),
+        findings={},
+        rungs=rungs,
         set_aside=comparison.set_aside,
-        warnings=[*study.warnings, *doubts, *_base_warnings(study, base, comparison), *_warnings(done)],
+        warnings=[
+            *study.warnings,
+            *doubts,
+            *_base_warnings(study, base, comparison),
+            *_warnings(done),
+            *_row_warnings(rows),
+        ],
         question=question if isinstance(question, str) else None,
         corpus=_text(typical, "data.corpus"),
-        corpus_sha256=_text(typical, "data.sha256"),
+        corpus_sha256=sha256,
         num_chars=_number(typical, "data.num_chars"),
         sizes={key.partition(".")[2]: value for key, value in settings.items() if key.startswith("model.")},
         steps=settings.get("train.steps"),
@@ -224,9 +182,62 @@ def _table(study: Study, base: str | None, comparison: Comparison, find_rungs: F
         tokens_per_param=tokens / num_params if tokens is not None and num_params else None,
         epochs=_number(typical, "data.epochs"),
         seeds=sorted({run.seed for run in done}),
-        devices=sorted({device for run in done if (device := run.texts["env.device"])}),
-        commits=sorted({commit for run in done if (commit := run.texts["env.commit"])}),
+        devices=_distinct(done, "env.device"),
+        commits=_distinct(done, "env.commit"),
+        torch_versions=_distinct(done, "env.torch"),
+        registration=_registration(study),
+        curves=evidence.curves,
+        by_position=evidence.by_position,
+        by_knowledge=evidence.by_knowledge,
+        samples=evidence.samples,
+        shared=evidence.shared,
     )
+    return replace(table, findings=table_findings(table))
+
+
+def _margin(study: Study) -> float:
+    margin = study.spec.get("margin")
+    is_margin = isinstance(margin, int | float) and not isinstance(margin, bool) and 0 < margin < math.inf
+    return float(margin) if is_margin else MARGIN_NATS  # type: ignore[arg-type]
+
+
+def _looks(study: Study) -> Sequence[int]:
+    looks = study.spec.get("looks")
+    return [look for look in looks if type(look) is int] if isinstance(looks, list) else []
+
+
+def _registration(study: Study) -> Registration | None:
+    if not study.spec or study.name == ADHOC:
+        return None
+    return Registration(study.spec, study.spec_sha256, study.started, study.deviations)
+
+
+def _noise_floor(comparison: Comparison, base: str | None, metric: str, gathered: Gathered) -> float | None:
+    """From the study's own null arms or, where it has none, from those of the study of the noise floor, if its base
+    row is the very one."""
+    if comparison.base is None or base is None:
+        return None
+    if not any(group.is_null for group in comparison.groups) and gathered.noise_floor is not None:
+        floor = _comparisons(gathered.noise_floor).get(base)
+        if floor is None or floor.base is None or floor.base.settings != comparison.base.settings:
+            return None
+        comparison = floor
+    nulls = [_paired(group, comparison.base, metric) for group in comparison.groups if group.is_null]
+    return max((abs(fmean(mine - theirs for mine, theirs in some)) for some in nulls if some), default=None)
+
+
+def _seeds_command(study: Study, rows: Sequence[Row]) -> str | None:
+    """What runs as many seeds as the rows that are undecided ask for."""
+    undecided = [row.seeds_needed for row in rows if row.verdict and row.verdict.startswith("inconclusive")]
+    needed = max((number for number in undecided if number is not None), default=0)
+    if not study.spec or study.name == ADHOC or needed <= max(row.num_pairs for row in rows):
+        return None
+    seeds = ",".join(map(str, range(needed))) if needed <= LIST_SEEDS else f"range(0,{needed})"
+    return f"anatomy-train study={study.name} " + (f"seed={seeds}" if needed <= LIST_SEEDS else f"'seed={seeds}'")
+
+
+def _distinct(runs: Sequence[Run], key: str) -> list[str]:
+    return sorted({text for run in runs if (text := run.texts[key])})
 
 
 def _metric(study: Study, typical: Group) -> tuple[str, list[str]]:
@@ -266,17 +277,35 @@ def _warnings(done: Sequence[Run]) -> list[str]:
 # ------------------------------------------------------------------------------------------------- rows
 
 
-def _row(group: Group, base: Group | None, metric: str, find_rungs: FindRungs) -> Row:
+Pairs = Sequence[tuple[float, float]]
+"""A row's loss and the base's, one pair a seed that both have."""
+
+
+def _row(
+    group: Group,
+    base: Group | None,
+    metric: str,
+    pairs: Pairs,
+    judged: Judged | None,
+    looks: Sequence[int],
+    evidence: Evidence,
+    rungs: Rungs | None,
+) -> Row:
     done = group.done
     statuses = Counter(arm.status for arm in group.arms)
     final, best = _values(done, FINAL), _values(done, metric)
-    pairs = _paired_differences(group, base, metric) if group is not base else []
-    rungs, vocab_size = find_rungs(done[0]) if done else None, _number(group, "data.vocab_size")
+    vocab_size = _number(group, "data.vocab_size")
+    differences = [mine - theirs for mine, theirs in pairs]
+    curve = next((curve for curve in evidence.curves if curve.row == group.name), None)
+    sd_paired = _sd(differences)
+    text_error = evidence.text_errors.get(group.name)
 
     def percent(measure: Callable[[Group], float | None]) -> float | None:
         mine, theirs = measure(group), measure(base) if base and group is not base else None
-        return None if mine is None or not theirs else 100 * (mine - theirs) / theirs
+        return None if mine is None or not theirs else finite(100 * (mine - theirs) / theirs)
 
+    block_percent = percent(_block_params)
+    flops_percent = percent(lambda group: _number(group, "flops_per_token"))
     return Row(
         name=group.name,
         parts=group.parts,
@@ -286,34 +315,77 @@ def _row(group: Group, base: Group | None, metric: str, find_rungs: FindRungs) -
         num_diverged=statuses["diverged"],
         test_loss_nats_mean=_mean(final),
         test_loss_nats_sd=_sd(final),
-        difference_nats=_mean(pairs),
-        ci_low=None,
-        ci_high=None,
-        own_ci_low=None,
-        own_ci_high=None,
-        variance=None,
-        df=None,
-        p=None,
-        p_holm=None,
-        verdict=None,
+        difference_nats=_mean(differences),
+        **_fields(judged) | {"verdict": _verdict(group, base, judged, statuses, looks)},
         num_params=_number(group, "num_params"),
         flops_per_token=_number(group, "flops_per_token"),
         kv_bytes_per_token=_number(group, "kv_bytes_per_token"),
         tokens_per_s=median(speeds) if (speeds := _values(done, "tokens_per_s")) else None,
+        correlation=_correlation(pairs),
+        sd_paired=sd_paired,
+        sd_unpaired=_unpaired_sd(pairs),
+        text_share=text_error / (sd_paired / math.sqrt(len(pairs))) if text_error is not None and sd_paired else None,
+        is_null=group.is_null,
+        unmatched=_is_beyond(UNMATCHED_PERCENT, block_percent, flops_percent),
         num_arms=len(group.arms),
         num_pairs=len(pairs),
         metric_mean=_mean(best),
         metric_sd=_sd(best),
+        best_val_loss_nats_mean=_mean(_values(done, "best_val_loss_nats")),
+        last_three_val_loss_nats_mean=_mean(curve.mean[-3:]) if curve else None,
         best_step=[run.numbers["best_step"] for run in done],
         test_bits_per_char=_mean(_values(done, "test_bits_per_char")),
         rung=rung_of(fmean(best), rungs, vocab_size) if best and rungs and vocab_size else None,
         num_params_percent=percent(lambda group: _number(group, "num_params")),
-        block_params_percent=percent(_block_params),
-        flops_percent=percent(lambda group: _number(group, "flops_per_token")),
+        block_params_percent=block_percent,
+        flops_percent=flops_percent,
         over_fitted=any(map(_is_over_fitted, done)) if done else None,
         epochs=_number(group, "data.epochs"),
         errors=[f"seed {arm.seed}: {error}" for arm in group.arms if (error := _error(arm))],
     )
+
+
+def _fields(judged: Judged | None) -> dict[str, Any]:
+    """The fields that a judged row shares with `Row`, finite as strict JSON must be; None where it was not judged."""
+    if judged is None:
+        return dict.fromkeys(field.name for field in fields(Judged))
+    return {
+        name: value if isinstance(value, str | int | None) else finite(value) for name, value in asdict(judged).items()
+    }
+
+
+def _verdict(
+    group: Group, base: Group | None, judged: Judged | None, statuses: Counter[str], looks: Sequence[int]
+) -> str | None:
+    if group is base or base is None:
+        return None
+    if statuses["diverged"]:
+        return f"diverged {statuses['diverged']}/{statuses.total()}"
+    if judged is None:
+        return None
+    seeds = {run.seed for run in base.done} & {run.seed for run in group.done}
+    is_outside = any(arm.is_planned is False and arm.seed in seeds for arm in chain(group.arms, base.arms))
+    is_unplanned_look = bool(looks) and len(seeds) not in looks
+    return f"{judged.verdict} (exploratory)" if is_outside or is_unplanned_look else judged.verdict
+
+
+def _is_beyond(limit: float, *deviations: float | None) -> bool | None:
+    known = [abs(deviation) > limit for deviation in deviations if deviation is not None]
+    return any(known) if known else None
+
+
+def _row_warnings(rows: Sequence[Row]) -> list[str]:
+    warnings = []
+    judged = [row for row in rows if row.verdict is not None and row.p is not None]
+    if judged and min(row.num_pairs for row in judged) < 5:
+        warnings.append("fewer than five seeds are a look, not a claim")
+    texts = [f"{row.name} {row.text_share:.2f}" for row in rows if row.text_share and row.text_share > TEXT_SHARE]
+    if texts:
+        warnings.append(
+            "another test text might change these differences: standard error from the choice of test windows over "
+            f"that from the seeds, {', '.join(texts)}"
+        )
+    return warnings
 
 
 def _status(statuses: Counter[str]) -> str:
@@ -327,10 +399,26 @@ def _error(arm: Arm) -> str | None:
     return arm.refused or (arm.found.texts["error"] if arm.found else None)
 
 
-def _paired_differences(group: Group, base: Group | None, metric: str) -> list[float]:
-    theirs = {run.seed: run.numbers[metric] for run in base.done} if base else {}
+def _paired(group: Group, base: Group | None, metric: str) -> list[tuple[float, float]]:
+    if base is None or group is base:
+        return []
+    theirs = {run.seed: run.numbers[metric] for run in base.done}
     pairs = [(run.numbers[metric], theirs.get(run.seed)) for run in group.done]
-    return [mine - other for mine, other in pairs if mine is not None and other is not None]
+    return [(mine, other) for mine, other in pairs if mine is not None and other is not None]
+
+
+def _correlation(pairs: Pairs) -> float | None:
+    if len(pairs) < 3:
+        return None  # two points always lie on a line
+    try:
+        return correlation(*zip(*pairs, strict=True))
+    except StatisticsError:  # all the same
+        return None
+
+
+def _unpaired_sd(pairs: Pairs) -> float | None:
+    """What the differences would spread by if the seeds of a row and of the base had nothing in common."""
+    return math.hypot(*(stdev(side) for side in zip(*pairs, strict=True))) if len(pairs) > 1 else None
 
 
 def _is_over_fitted(run: Run) -> bool:

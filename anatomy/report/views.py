@@ -1,6 +1,7 @@
-"""The report as a reader sees it: terminal, Markdown, CSV, JSON. All views show the same data and compute nothing."""
+"""The report as text: terminal, Markdown, LaTeX, CSV, JSON. All views show the same data and compute nothing."""
 
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from anatomy.axes import AXES
-from anatomy.report.table import AT_BEST, Report, Row, Table
+from anatomy.report.data import AT_BEST, Attribution, Estimate, Report, Row, Table
 
 NOTHING = "–"
 NARROW, GAP = 40, 2  # columns that a name may take before it wraps, and between two columns
@@ -51,8 +52,18 @@ def columns(metric: str) -> list[Column]:
     return [
         Column("seeds", _seeds),
         Column("test nats at best" if metric == AT_BEST else "test nats", lambda row: _number(row.metric_mean, ".4f")),
-        Column("sd", lambda row: _number(row.metric_sd, ".4f")),
         Column("difference", lambda row: _number(row.difference_nats, "+.4f")),
+        Column("95 % interval", lambda row: _interval(row.ci_low, row.ci_high)),
+        Column("verdict", _verdict, is_text=True),
+        Column("p (Holm)", lambda row: _number(row.p_holm, ".2g")),
+        Column("own interval", lambda row: _interval(row.own_ci_low, row.own_ci_high)),
+        Column("least margin", lambda row: _number(row.smallest_margin_nats, ".3f")),
+        Column("detectable", lambda row: _number(row.minimum_detectable_effect_nats, ".3f")),
+        Column("seeds needed", lambda row: _number(row.seeds_needed, ",")),
+        Column("sd", lambda row: _number(row.metric_sd, ".4f")),
+        Column("sd paired", lambda row: _number(row.sd_paired, ".4f")),
+        Column("sd unpaired", lambda row: _number(row.sd_unpaired, ".4f")),
+        Column("correlation", lambda row: _number(row.correlation, "+.2f")),
         *([Column("final nats", lambda row: _number(row.test_loss_nats_mean, ".4f"))] if metric == AT_BEST else []),
         Column("bits/char", lambda row: _number(row.test_bits_per_char, ".4f")),
         Column("rung", lambda row: _number(row.rung, ".2f")),
@@ -64,6 +75,54 @@ def columns(metric: str) -> list[Column]:
         Column("KV bytes/token", lambda row: _number(row.kv_bytes_per_token, ",.0f")),
         Column("tokens/s", lambda row: _number(row.tokens_per_s, ",.0f")),
         Column("status", lambda row: row.status + (", over-fitted" if row.over_fitted else ""), is_text=True),
+    ]
+
+
+BRIEF = ("seeds", "test nats", "test nats at best", "difference", "95 % interval", "verdict", "params", "tokens/s")
+"""The columns of a table that must be short."""
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return NOTHING if low is None or high is None else f"{low:+.3f} to {high:+.3f}"
+
+
+def _verdict(row: Row) -> str:
+    return ", ".join(filter(None, [row.verdict, "unmatched" if row.unmatched else None])) or NOTHING
+
+
+def attribution_cells(found: Attribution) -> tuple[list[str], list[list[str]]]:
+    """Heading and lines of an attribution's table: an axis a line, a quantity a column; those that exist."""
+    columns: list[tuple[str, Mapping[str, Estimate]]] = [
+        (f"alone in {found.base}", found.add_one_in),
+        (f"alone in {found.counterpart}", found.leave_one_out),
+        ("step of the walk", dict(found.walk)),
+        ("main effect", found.main_effects),
+        ("Shapley value", found.shapley),
+    ]
+    there = [(heading, estimates) for heading, estimates in columns if estimates]
+    lines = [
+        [axis, *(_estimate(estimates.get(axis)) for _, estimates in there), _rest(found, axis)] for axis in found.axes
+    ]
+    return ["axis", *(heading for heading, _ in there), ""], lines
+
+
+def _rest(found: Attribution, axis: str) -> str:
+    return "depends on the rest" if axis in found.depends_on_the_rest else ""
+
+
+def _estimate(found: Estimate | None) -> str:
+    if found is None:
+        return NOTHING
+    return f"{found.nats:+.4f}" + ("" if found.ci_low is None else f" ({_interval(found.ci_low, found.ci_high)})")
+
+
+def attribution_notes(found: Attribution) -> list[str]:
+    """The finding, what it rests on, and the interactions."""
+    pairs = sorted(found.interactions.items(), key=lambda item: -abs(item[1].nats))
+    return [
+        found.finding,
+        *([f"main effects and Shapley values: {found.model}"] if found.model else []),
+        *([f"interactions: {', '.join(f'{pair} {_estimate(one)}' for pair, one in pairs)}"] if pairs else []),
     ]
 
 
@@ -93,6 +152,24 @@ def show(report: Report, console: Console) -> None:
         for line in notes(table):
             console.print(Text(_line(line)))
         console.print()
+    for found in report.attribution:
+        console.print(Text(_line(attribution_title(found)), style="bold"))
+        console.print(_grid(*attribution_cells(found)), soft_wrap=True)
+        for line in attribution_notes(found):
+            console.print(Text(_line(line)))
+        console.print()
+
+
+def _grid(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> Text:
+    """A small table whose first column is text and whose others are numbers."""
+    columns = list(zip(heading, *lines, strict=True))
+    widths = [max(map(cell_len, column)) for column in columns]
+    text = Text()
+    for line in [heading, *lines]:
+        first, *others = (cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
+        text.append((" " * GAP).join([first, *others]).rstrip() + "\n")
+    text.right_crop()
+    return text
 
 
 def _pieces(table: Table, width: int) -> Text:
@@ -147,16 +224,24 @@ def title(table: Table) -> str:
     return ": ".join([str(words[0]), ", ".join(str(word) for word in words[1:] if word)])
 
 
+def attribution_title(found: Attribution) -> str:
+    return f"{found.study}: from {found.base} to {found.counterpart}, who earned what"
+
+
 def notes(table: Table) -> list[str]:
-    """The lines under a table: reasons, rungs, what was set aside, warnings, and what all of it was measured on."""
-    lines = [f"{row.name}: {error}" for row in table.rows for error in row.errors]
+    """The lines under a table: finding, reasons, rungs, what was set aside, deviations, warnings, what to run next, and
+    what all of it was measured on."""
+    lines = [table.findings["verdict"]] if "verdict" in table.findings else []
+    lines += [f"{row.name}: {error}" for row in table.rows for error in row.errors]
     if table.rungs:
         tables = ", ".join(f"{n} {value:.3f}" for n, value in table.rungs.items() if n != "xz")
         lines.append(f"rungs, nats: n-gram tables of n = {tables}; xz {table.rungs['xz']:.3f}")
     lines += [f"set aside: {aside.run}: {aside.reason}" for aside in table.set_aside]
+    if table.registration:
+        started = f" (started {table.registration.started})" if table.registration.started else ""
+        lines += [f"deviation from the plan{started}: {deviation}" for deviation in table.registration.deviations]
     lines += [f"warning: {warning}" for warning in table.warnings]
-    if table.rows:
-        lines.append(f"differences: mean over common seeds of row minus base, {table.metric}; below 0 is better")
+    lines += method(table)
     facts = {
         "seeds": " ".join(map(str, table.seeds)),
         "tokens per parameter": _fact(table.tokens_per_param),
@@ -166,6 +251,29 @@ def notes(table: Table) -> list[str]:
     }
     line = "; ".join(f"{name} {fact}" for name, fact in facts.items() if fact)
     return [*([table.question] if table.question else []), *lines, *([line] if line else [])]
+
+
+def method(table: Table) -> list[str]:
+    """How the differences are to be read, in the words of the protocol."""
+    if not any(row.num_pairs for row in table.rows):
+        return []
+    lines = [f"differences: mean over common seeds of row minus base, {table.metric}; below 0 is better"]
+    if table.prior_variance is not None:
+        weight = "only by chance" if table.prior_df is None else f"with {table.prior_df:.1f} degrees of freedom"
+        spread = math.sqrt(table.prior_variance)
+        lines.append(
+            f"intervals: {100 * (1 - table.alpha):g} %, simultaneous over {table.num_compared} rows, margin "
+            f"{table.margin_nats:g} nats; the rows' paired spreads scatter around {spread:.4f} nats {weight}; "
+            "detectable: with a power of 80 %"
+        )
+    if table.noise_floor is not None:
+        lines.append(f"noise floor: the base differs from itself, started or ordered anew, by {table.noise_floor:.4f}")
+    if table.seeds_command:
+        lines.append(
+            f"to decide what is inconclusive: {table.seeds_command} (seeds beyond a study's plan make its verdicts "
+            "exploratory; output_dir=NEW starts a plan of its own)"
+        )
+    return lines
 
 
 def _fact(value: float | None) -> str:
@@ -193,6 +301,12 @@ def to_markdown(report: Report) -> str:
             lines += [_markdown_row([_escaped(column.cell(row)) for column in shown]) for row in table.rows]
             lines.append("")
         lines += [f"- {_escaped(line)}" for line in notes(table)] + [""]
+    for found in report.attribution:
+        heading, cells = attribution_cells(found)
+        lines += [f"## {_escaped(attribution_title(found))}", "", _markdown_row(heading)]
+        lines.append(_markdown_row(["---", *("---:" for _ in heading[1:])]))
+        lines += [_markdown_row(list(map(_escaped, line))) for line in cells]
+        lines += ["", *(f"- {_escaped(line)}" for line in attribution_notes(found)), ""]
     return "\n".join(lines)
 
 
@@ -202,6 +316,35 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 def _escaped(text: str) -> str:
     return re.sub(r"[\\|<>*_`]", r"\\\g<0>", _line(text))
+
+
+def to_latex(report: Report) -> str:
+    """A booktabs `tabular` a table, of the columns that fit a page; needs \\usepackage{booktabs}."""
+    lines: list[str] = []
+    for table in report.studies:
+        shown = [NAME, *(column for column in columns(table.metric) if column.heading in BRIEF)]
+        lines += [
+            f"% {_line(title(table))}",
+            f"\\begin{{tabular}}{{{''.join('l' if c.is_text else 'r' for c in shown)}}}",
+        ]
+        lines += ["\\toprule", _latex_row([column.heading for column in shown]), "\\midrule"]
+        lines += [_latex_row([column.cell(row) for column in shown]) for row in table.rows]
+        lines += ["\\bottomrule", "\\end{tabular}", ""]
+    return "\n".join(lines)
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(_latex(cell) for cell in cells) + r" \\"
+
+
+LATEX = {char: f"\\{char}" for char in "&%$#_{}"}
+LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
+LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+
+
+def _latex(text: str) -> str:
+    signed = re.sub(r"(?<![\w.])-(?=\d)", "−", text)
+    return "".join(LATEX.get(char, char) for char in _line(signed)).replace("−", "$-$")
 
 
 def to_csv(report: Report) -> str:

@@ -1,0 +1,287 @@
+"""The report as data: what every view shows and none computes.
+
+Field names are the keys of `anatomy-report --format json`. A value that a study cannot give is None. Losses and
+differences are nats per character; below 0 a row is better than its base.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from anatomy.axes import Parts
+
+SCHEMA = 1
+FINAL, AT_BEST = "test_loss_nats", "test_loss_nats_at_best"
+STATUSES = ("done", "diverged", "failed", "interrupted", "running", "planned")
+
+Rungs = Mapping[str, float]
+"""Reference losses of a text in nats per character: "1" to "6" for n-gram tables, and "xz"."""
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A run that is there but not compared, and why."""
+
+    run: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One composition, over its seeds.
+
+    status      one of STATUSES where all arms agree, else every one but done with its count, `diverged 1/3`
+    seeds       of the runs that are done, which are those that the numbers are over; num_seeds of them
+    num_arms    all that were asked for, done or not
+    num_pairs   seeds that the base has too (the base itself makes no pairs); difference_nats is the mean over
+                them of row minus base, in the table's metric
+    ci_*        simultaneous over the rows of the table; own_ci_* the row's plain paired 95 % interval
+    variance    of a paired difference, as used: moderated, never below the row's own; df its degrees of freedom
+    p, p_holm   moderated two-sided, and adjusted over the rows of the table
+    verdict     better, worse, equivalent (with its sign where the interval excludes 0), inconclusive, `diverged k/n`;
+                ` (exploratory)` behind it where seeds or arms lie outside the plan
+    smallest_margin_nats  the least margin at which this study could call the row equivalent
+    minimum_detectable_effect_nats  what it would find with a power of 80 %
+    seeds_needed          how many seeds the spread, not the effect seen, asks for to find an effect of the margin
+    correlation           of the paired losses; sd_paired and sd_unpaired are what a difference spreads with and without
+    text_share            standard error from the choice of test windows over that from the choice of seeds
+    is_null     the base again from another start or in another order
+    unmatched   block parameters or FLOPs deviate from the base's by more than 0.5 %
+    metric_mean, metric_sd  of the table's metric, which may be another than the final test loss
+    *_sd        sample deviation; a single seed has none
+    last_three_val_loss_nats_mean   over the curve's last three evaluations, of detailed rows
+    best_step   of each seed
+    rung        where metric_mean stands between the n-gram tables: 3.4 is two fifths of the way from the
+                trigram's to the 4-gram's, 6 is the 6-gram's or better; below 1, on the way from ln V, which is 0
+    *_percent   deviation from the base; block parameters are all but embedding, positions and output
+    over_fitted in some seed the best validation loss lies more than 1 % below the final one
+    tokens_per_s  median
+    errors      why arms failed or diverged, `seed 2: ...`
+    """
+
+    name: str
+    parts: Parts | None
+    status: str
+    num_seeds: int
+    seeds: Sequence[int]
+    num_diverged: int
+    test_loss_nats_mean: float | None
+    test_loss_nats_sd: float | None
+    difference_nats: float | None
+    ci_low: float | None
+    ci_high: float | None
+    own_ci_low: float | None
+    own_ci_high: float | None
+    variance: float | None
+    df: float | None
+    p: float | None
+    p_holm: float | None
+    verdict: str | None
+    num_params: float | None
+    flops_per_token: float | None
+    kv_bytes_per_token: float | None
+    tokens_per_s: float | None
+    smallest_margin_nats: float | None
+    minimum_detectable_effect_nats: float | None
+    seeds_needed: int | None
+    correlation: float | None
+    sd_paired: float | None
+    sd_unpaired: float | None
+    text_share: float | None
+    is_null: bool
+    unmatched: bool | None
+    num_arms: int
+    num_pairs: int
+    metric_mean: float | None
+    metric_sd: float | None
+    best_val_loss_nats_mean: float | None
+    last_three_val_loss_nats_mean: float | None
+    best_step: Sequence[float | None]
+    test_bits_per_char: float | None
+    rung: float | None
+    num_params_percent: float | None
+    block_params_percent: float | None
+    flops_percent: float | None
+    over_fitted: bool | None
+    epochs: float | None
+    errors: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A row's validation loss over the steps: mean, least and greatest over its seeds."""
+
+    row: str
+    steps: Sequence[int]
+    mean: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    num_seeds: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A row's difference to the base, bin by bin of a `Breakdown`: mean, least and greatest over the paired seeds."""
+
+    row: str
+    mean: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where differences sit: the test targets in bins, the share of the targets in each, and a profile a row."""
+
+    bins: Sequence[str]
+    shares: Sequence[float]
+    profiles: Sequence[Profile]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one run of a row made of its prompt."""
+
+    row: str
+    seed: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Which tensors of a row started bit-identical to the base's, for one seed; `*` stands for every block.
+
+    changed       of one name in both, but another shape or start
+    only_in_row, only_in_base   of one side alone
+    """
+
+    row: str
+    num_shared: int
+    changed: Sequence[str]
+    only_in_row: Sequence[str]
+    only_in_base: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What the study said before it started, and what was done otherwise."""
+
+    spec: Mapping[str, object]
+    spec_sha256: str | None
+    started: str | None
+    deviations: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one study and base, and what they were measured on.
+
+    base     None where no run could be read
+    title    what the table compares, where one study and base has several tables
+    metric   of the differences: what the study says, else the final test loss, or the test loss at the best
+             validation step where runs see their text more than once
+    margin_nats     differences within it count as none; alpha is what is spent on this look
+    num_compared    rows other than the base, over which intervals and p are simultaneous
+    prior_variance, prior_df   what the rows' variances are moderated with; a prior_df that is None beside a
+             prior_variance is infinite: the rows' spreads differ no more than by chance
+    noise_floor     the largest mean difference, in size, of the base to itself from another start or in another order
+    seeds_command   runs as many seeds as the spread asks for
+    findings        a sentence for the table (`verdict`) and for each figure, by its name
+    sizes, steps, tokens, ...  those of the base, for they agree, or of the row that most others agree with
+    seeds, devices, commits, torch_versions   over all done runs
+    curves, by_position, by_knowledge, samples, shared   of detailed rows, the first ones, where run folders have them;
+             by_knowledge sorts targets by what the 6-gram table lost on them
+    """
+
+    study: str
+    base: str | None
+    title: str | None
+    metric: str
+    rows: Sequence[Row]
+    margin_nats: float
+    alpha: float
+    num_compared: int
+    prior_variance: float | None
+    prior_df: float | None
+    noise_floor: float | None
+    seeds_command: str | None
+    findings: Mapping[str, str]
+    rungs: Rungs | None
+    set_aside: Sequence[SetAside]
+    warnings: Sequence[str]
+    question: str | None
+    corpus: str | None
+    corpus_sha256: str | None
+    num_chars: float | None
+    sizes: Mapping[str, object]
+    steps: object
+    tokens: float | None
+    tokens_per_param: float | None
+    epochs: float | None
+    seeds: Sequence[int]
+    devices: Sequence[str]
+    commits: Sequence[str]
+    torch_versions: Sequence[str]
+    registration: Registration | None
+    curves: Sequence[Curve]
+    by_position: Breakdown | None
+    by_knowledge: Breakdown | None
+    samples: Sequence[Sample]
+    shared: Sequence[Shared]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its 95 % interval (t on num_seeds - 1; None for one seed)."""
+
+    nats: float
+    ci_low: float | None
+    ci_high: float | None
+    num_seeds: int
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Who earned the way from a base to its counterpart, in one study.
+
+    axes         on which the two differ
+    design       `factorial` (all 2^k compositions), `half_factorial`, or `partial`
+    total        counterpart minus base
+    add_one_in, leave_one_out   axis -> what its part does in the base, and in the counterpart
+    walk         step by step from base to counterpart: (axis, estimate), in the order the study walks
+    main_effects, shapley       axis -> estimate; interactions: `a*b` -> estimate
+    model        what main effects, interactions and Shapley values rest on: None, `all 32 compositions`, or the
+                 two-way model of a half fraction
+    depends_on_the_rest         the axes where add-one-in and leave-one-out differ beyond their errors
+    """
+
+    study: str
+    base: str
+    counterpart: str
+    axes: Sequence[str]
+    design: str
+    metric: str
+    total: Estimate | None
+    add_one_in: Mapping[str, Estimate]
+    leave_one_out: Mapping[str, Estimate]
+    walk: Sequence[tuple[str, Estimate]]
+    main_effects: Mapping[str, Estimate]
+    interactions: Mapping[str, Estimate]
+    shapley: Mapping[str, Estimate]
+    model: str | None
+    depends_on_the_rest: Sequence[str]
+    finding: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """All tables of a folder."""
+
+    schema: int
+    studies: Sequence[Table]
+    attribution: Sequence[Attribution]
+    warnings: Sequence[str]
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether at least one row could be held against its base."""
+        return any(row.num_pairs for table in self.studies for row in table.rows)

@@ -1,0 +1,145 @@
+"""What the numbers say, in sentences. Each is computed from the table that it stands above and claims no more than the
+intervals allow."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from anatomy.report.data import Attribution, Breakdown, Profile, Row, Table
+
+NAMED = 4  # rows that a sentence names before it only counts
+
+
+def table_findings(table: Table) -> dict[str, str]:
+    """A sentence for the table (`verdict`) and for each of its figures that there is data for, by the figure's name."""
+    swaps = [row for row in table.rows if row.num_pairs]
+    if not swaps:
+        return {}
+    strongest = max(swaps, key=lambda row: abs(row.difference_nats or 0))
+    sentences = {
+        "verdict": _verdict(table, swaps),
+        "forest": _forest(table, strongest),
+        "curves": _curves(table),
+        "position": _position(table.by_position, strongest.name),
+        "knowledge": _knowledge(table.by_knowledge, strongest.name),
+        "cost": _cost(table),
+    }
+    return {name: sentence for name, sentence in sentences.items() if sentence}
+
+
+def _verdict(table: Table, swaps: Sequence[Row]) -> str:
+    seeds = sorted({row.num_pairs for row in swaps})
+    count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    held = f"Against {table.base}, over {count} seed{'s' * (seeds != [1])}:"
+    if not any(row.verdict for row in swaps):
+        return f"{held} differences without intervals, which need at least two seeds; {_list(swaps)}."
+    groups = [
+        ("better", [row for row in swaps if (row.verdict or "").startswith("better")]),
+        ("worse", [row for row in swaps if (row.verdict or "").startswith("worse")]),
+        (
+            f"equivalent within {table.margin_nats:g}",
+            [row for row in swaps if (row.verdict or "").startswith("equivalent")],
+        ),
+        ("inconclusive", [row for row in swaps if (row.verdict or "").startswith("inconclusive")]),
+        ("diverged", [row for row in table.rows if row.num_diverged]),
+        ("without a verdict", [row for row in swaps if row.verdict is None]),
+    ]
+    return f"{held} {'; '.join(f'{word}: {_list(rows)}' for word, rows in groups if rows)}."
+
+
+def _list(rows: Sequence[Row]) -> str:
+    ordered = sorted(rows, key=lambda row: -abs(row.difference_nats or 0))
+    named = [f"{row.name} ({row.difference_nats:+.3f})" if row.num_pairs else row.name for row in ordered[:NAMED]]
+    return ", ".join(named) + (f" and {len(rows) - NAMED} more" if len(rows) > NAMED else "")
+
+
+def _forest(table: Table, strongest: Row) -> str:
+    if strongest.ci_low is None or strongest.ci_high is None:
+        return f"The largest difference to {table.base} is {strongest.name}'s, {strongest.difference_nats:+.3f} nats."
+    floor = table.noise_floor
+    beside = f" The base differs from itself by up to {floor:.3f}." if floor is not None else ""
+    return (
+        f"The largest difference to {table.base} is {strongest.name}'s: {strongest.difference_nats:+.3f} nats, between "
+        f"{strongest.ci_low:+.3f} and {strongest.ci_high:+.3f} with 95 % confidence in all {table.num_compared} rows "
+        f"at once.{beside}"
+    )
+
+
+def _curves(table: Table) -> str:
+    curves = [curve for curve in table.curves if curve.mean]
+    if len(curves) < 2:
+        return ""
+    best = min(curves, key=lambda curve: curve.mean[-1])
+    rivals = [dict(zip(curve.steps, curve.mean, strict=True)) for curve in curves if curve is not best]
+    backwards = list(zip(best.steps, best.mean, strict=True))[::-1]
+    leads = list(takewhile(lambda at: all(at[1] < rival.get(at[0], at[1] + 1) for rival in rivals), backwards))
+    since = ""
+    if leads:
+        since = " and has led throughout" if leads[-1] == backwards[-1] else f" and has led since step {leads[-1][0]:,}"
+    row = next(row for row in table.rows if row.name == best.row)
+    rung = f", at rung {row.rung:.2f} of the n-gram tables" if row.rung is not None else ""
+    name = table.base if best.row == "base" else best.row
+    return f"{name} ends lowest, at {best.mean[-1]:.3f} nats of validation loss{rung}{since}."
+
+
+def _profile(breakdown: Breakdown | None, row: str) -> Profile | None:
+    return next((profile for profile in breakdown.profiles if profile.row == row), None) if breakdown else None
+
+
+def _position(breakdown: Breakdown | None, row: str) -> str:
+    profile = _profile(breakdown, row)
+    if breakdown is None or profile is None:
+        return ""
+    return (
+        f"{row}'s difference goes from {profile.mean[0]:+.3f} nats at position {breakdown.bins[0]} of the window to "
+        f"{profile.mean[-1]:+.3f} at positions {breakdown.bins[-1]}."
+    )
+
+
+def _knowledge(breakdown: Breakdown | None, row: str) -> str:
+    profile = _profile(breakdown, row)
+    if breakdown is None or profile is None:
+        return ""
+    parts = [share * nats for share, nats in zip(breakdown.shares, profile.mean, strict=True)]
+    whole = sum(parts)
+    if not whole:
+        return ""
+    place = max(range(len(parts)), key=lambda i: parts[i] / whole)
+    percent, of_targets, nats = 100 * parts[place] / whole, 100 * breakdown.shares[place], breakdown.bins[place]
+    return (
+        f"{percent:.0f} % of {row}'s difference comes from the {of_targets:.0f} % of characters on which a 6-gram "
+        f"table loses {nats} nats."
+    )
+
+
+def _cost(table: Table) -> str:
+    known = [
+        (row.flops_per_token, row.metric_mean, table.base if row.name == "base" else row.name)
+        for row in table.rows
+        if row.flops_per_token is not None and row.metric_mean is not None
+    ]
+    front = [one for one in known if not any(o[0] <= one[0] and o[1] <= one[1] and o[:2] != one[:2] for o in known)]
+    names = ", ".join(str(name) for *_, name in sorted(front)[:NAMED])
+    return f"What no row beats in both loss and FLOPs per token: {names}." if len(known) > 1 else ""
+
+
+def attribution_finding(found: Attribution) -> str:
+    """Who earned the whole, by Shapley values where there are any, else by one part at a time from either end."""
+    whole = f"From {found.base} to {found.counterpart}"
+    if found.total is not None:
+        whole += f", {found.total.nats:+.3f} nats"
+    if found.shapley:
+        ordered = sorted(found.shapley.items(), key=lambda item: -abs(item[1].nats))
+        earned = "Shapley values " + ", ".join(f"{axis} {share.nats:+.3f}" for axis, share in ordered)
+    elif found.walk:
+        earned = "step by step " + ", ".join(f"{axis} {step.nats:+.3f}" for axis, step in found.walk)
+    else:
+        both = [axis for axis in found.axes if axis in found.add_one_in and axis in found.leave_one_out]
+        pairs = (f"{a} {found.add_one_in[a].nats:+.3f} and {found.leave_one_out[a].nats:+.3f}" for a in both)
+        earned = f"one part at a time, in {found.base} and in {found.counterpart}: " + ", ".join(pairs)
+    rest = found.depends_on_the_rest
+    depends = f" What {_and(rest)} {'does' if len(rest) == 1 else 'do'} depends on the rest." if rest else ""
+    return f"{whole}: {earned}.{depends}"
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
