@@ -24,6 +24,7 @@ from anatomy.build import part_faults
 from anatomy.compose import Asked, Request
 from anatomy.config import Config, StudySpec, parse_config
 from anatomy.errors import UserError
+from anatomy.proof import Prover
 from anatomy.record import tokens_after
 from anatomy.runner import Job, finished_record, prepare, run
 from anatomy.runs import Busy, Entry, Layout, read_record, record_entries
@@ -108,21 +109,28 @@ def make_plan(asked: Asked) -> Plan:
         configs.append(config)
     if faults:
         raise UserError("\n".join(dict.fromkeys(faults)))
-    runs = tuple(_plan_run(request, config) for request, config in zip(asked.requests, configs, strict=True) if config)
+    prover = Prover() if asked.is_sweep else None
+    runs = tuple(
+        _plan_run(request, config, prover) for request, config in zip(asked.requests, configs, strict=True) if config
+    )
     if all(planned.job is None for planned in runs):
         raise UserError("\n".join(dict.fromkeys(str(planned.error) for planned in runs)))
     first = runs[0].config
     return Plan(runs, first.study or ADHOC, asked.master, Layout(Path(first.output_dir)))
 
 
-def _plan_run(request: Request, config: Config) -> Planned:
+def _plan_run(request: Request, config: Config, prover: Prover | None) -> Planned:
+    """Check one run; what a sweep still has to train is held against its base as well."""
     try:
         if fault := request.swap_fault():
             raise UserError(fault)
         job = prepare(config, request.resolved)
+        was_done = not config.force and finished_record(job) is not None
+        if prover and not was_done and (faults := prover.faults(config, len(job.corpus.vocabulary))):
+            raise UserError("\n".join(faults))
     except UserError as error:
         return Planned(request, config, None, str(error), was_done=False)
-    return Planned(request, config, job, None, was_done=not config.force and finished_record(job) is not None)
+    return Planned(request, config, job, None, was_done)
 
 
 def write_manifest(plan: Plan) -> None:

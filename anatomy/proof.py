@@ -1,0 +1,194 @@
+"""The proof that a swap does what it says: the model computes something else, and nothing undeclared has changed.
+
+A composition is held against itself with one changed axis put back to its base's part, axis by axis. They may differ
+in what that axis owns, and nowhere else:
+
+    norm       blocks.*.attn_norm, blocks.*.ffn_norm, final_norm
+    placement  the block itself, what it brings, and whether there is a final norm
+    pos        pos
+    attn       blocks.*.attn
+    ffn        blocks.*.ffn
+    bias       whether the blocks' Linear layers have biases; where both models have them, a bias follows its matrix
+    tying      whether the output has a matrix of its own
+    init       the values at the start
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anatomy.axes import AXES, BASES, differences
+from anatomy.build import build_model, derived, with_hidden, with_parts
+from anatomy.config import Config
+from anatomy.errors import UserError
+from anatomy.model import Transformer, init_digests, initialise
+
+NUM_SEQUENCES, MAX_TOKENS = 2, 16  # of the batch that both models read
+PERTURBATION_STD = 0.1  # added to every tensor, so that what starts at zero (a shift, a bias) shows as well
+# Two outputs are the same below this difference, as a share of the largest output. Over both scales and all bases,
+# parts written another way but algebraically equal came to 2e-6 at most once perturbed; the nearest two parts that
+# differ, gelu and gelu_tanh, to 2e-4 at least (at the start, where FFNs see small numbers, to 5e-7).
+SAME = 2e-5
+
+SLOT_OWNERS: Mapping[str, str] = {"attn": "attn", "ffn": "ffn", "attn_norm": "norm", "ffn_norm": "norm"}  # in a block
+END_OWNERS: Mapping[str, str] = {"pos": "pos", "final_norm": "norm", "output": "tying"}  # around the blocks
+
+
+@dataclass(frozen=True)
+class Print:
+    """What of a model shows in a comparison, by the paths of named_modules and named_parameters."""
+
+    classes: Mapping[str, type[nn.Module]]
+    shapes: Mapping[str, tuple[int, ...]]
+    starts: Mapping[str, str]  # digests
+    linear_biases: frozenset[str]  # of the blocks
+    has_bias_all: bool
+    outputs: tuple[Tensor, Tensor]  # (B, T, V) each: at the start, and perturbed
+
+
+def take_print(config: Config, num_symbols: int) -> Print:
+    """Build a composition on the CPU, start it from seed 0, and run it on a fixed batch of random ids.
+
+    Raises UserError if it cannot be built, or breaks on the batch.
+    """
+    model = build_model(config, num_symbols, device="cpu").eval()
+    initialise(model, config.init, seed=0)
+    starts = init_digests(model)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(num_symbols, (NUM_SEQUENCES, min(MAX_TOKENS, config.model.ctx_len)), generator=generator)
+    try:
+        with torch.no_grad():
+            at_start = model(ids)
+            _perturb(model)
+            outputs = at_start, model(ids)
+    except Exception as error:  # a user's part may break in any way
+        parts = " ".join(f"{axis}={part}" for axis, part in config.parts.items())
+        raise UserError(f"{parts}: breaks on a batch of random ids ({type(error).__name__}: {error})") from error
+    modules = dict(model.named_modules(remove_duplicate=False))
+    return Print(
+        classes={path: type(module) for path, module in modules.items()},
+        shapes={path: tuple(p.shape) for path, p in model.named_parameters(remove_duplicate=False)},
+        starts=starts,
+        linear_biases=frozenset(
+            f"{path}.bias"
+            for path, module in modules.items()
+            if path.startswith("blocks.") and isinstance(module, nn.Linear) and module.bias is not None
+        ),
+        has_bias_all=config.bias == "all",
+        outputs=outputs,
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread for a while: where cores are busy, more threads took five times as long, for waiting."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _perturb(model: Transformer) -> None:
+    """Move every tensor by a draw that its name alone decides."""
+    for name, parameter in model.named_parameters():
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        parameter.add_(PERTURBATION_STD * torch.randn(parameter.shape, generator=generator))
+
+
+def undeclared(axis: str, ours: Print, theirs: Print) -> Iterator[str]:
+    """Where two models that should differ in `axis` alone differ in something that another axis owns, or none."""
+    for path in {**ours.classes, **theirs.classes}:
+        new, old = ours.classes.get(path), theirs.classes.get(path)
+        if new is not old and (owner := _owner(path, ours, theirs)) != axis:
+            yield _difference(f"module {path}", _name(old), _name(new), owner)
+    for path in {**ours.shapes, **theirs.shapes}:
+        new_shape, old_shape, owner = ours.shapes.get(path), theirs.shapes.get(path), _owner(path, ours, theirs)
+        if owner == axis:
+            continue
+        if new_shape != old_shape:
+            yield _difference(f"tensor {path}", old_shape, new_shape, owner)
+        elif axis != "init" and ours.starts.get(path) != theirs.starts.get(path):
+            yield f"the start of tensor {path}, which belongs to {owner or 'no axis'}"
+
+
+def _owner(path: str, ours: Print, theirs: Print) -> str | None:
+    """The axis that a module or tensor belongs to, where two models differ in it; None for the skeleton's own."""
+    head, *rest = path.split(".")
+    if path in ours.linear_biases | theirs.linear_biases and not (ours.has_bias_all and theirs.has_bias_all):
+        return "bias"
+    if head == "final_norm" and (head in ours.classes) != (head in theirs.classes):
+        return "placement"
+    if head == "blocks" and rest:
+        return SLOT_OWNERS.get(rest[1], "placement") if len(rest) > 1 else "placement"
+    return END_OWNERS.get(head)
+
+
+def _difference(what: str, old: Any, new: Any, owner: str | None) -> str:
+    return f"{what} ({old or 'none'} -> {new or 'none'}), which belongs to {owner or 'no axis'}"
+
+
+def _name(kind: type[nn.Module] | None) -> str | None:
+    return kind.__name__ if kind else None
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two outputs agree but for rounding. What is not finite agrees with nothing."""
+    return bool((one - other).abs().max() <= SAME * other.abs().max())
+
+
+class Prover:
+    """Proves the swaps of a plan, each composition built once, however many arms are held against it."""
+
+    def __init__(self) -> None:
+        self._prints: dict[str, Print] = {}
+        self._faults: dict[str, list[str]] = {}
+
+    def faults(self, config: Config, num_symbols: int) -> list[str]:
+        """What is wrong with the swaps that make a composition of its base, a line an axis. Seeds do not matter.
+
+        An axis is passed over where no model can be built with the base's part on it, for want of anything to hold
+        against. A width that `match` solves is kept in both models.
+        """
+        key = config.model_dump_json(include={"base", *AXES, "model", "match"})
+        if key not in self._faults:
+            with _one_thread():
+                self._faults[key] = list(self._find_faults(config, num_symbols))
+        return self._faults[key]
+
+    def _find_faults(self, config: Config, num_symbols: int) -> Iterator[str]:
+        is_matched = config.match is not None
+        if is_matched:
+            config = with_hidden(config, derived(build_model(config, num_symbols))["ffn_hidden"])
+        for axis in differences(config.parts, BASES[config.base]):
+            part = BASES[config.base][axis]
+            put_back = with_parts(config, {axis: part})
+            if is_matched:
+                put_back = with_hidden(put_back, config.ffn["hidden"])
+            try:
+                ours = self._print(config, num_symbols)
+            except UserError as error:
+                yield str(error)
+                return
+            try:
+                theirs = self._print(put_back, num_symbols)
+            except UserError:
+                continue
+            where = f"{axis}={config.parts[axis]}"
+            if moved := list(undeclared(axis, ours, theirs)):
+                more = f" (and {len(moved) - 1} more)" if len(moved) > 1 else ""
+                yield f"{where}: changes {moved[0]}{more}; a part may change only what is of its own axis"
+            elif all(map(_is_same, ours.outputs, theirs.outputs)):
+                yield f"{where}: changes nothing, with {axis}={part} this model computes the same; take another part"
+
+    def _print(self, config: Config, num_symbols: int) -> Print:
+        key = config.model_dump_json(include={*AXES, "model"})
+        if key not in self._prints:
+            self._prints[key] = take_print(config, num_symbols)
+        return self._prints[key]
