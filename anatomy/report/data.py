@@ -162,6 +162,18 @@ class Shared:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """How a row's best learning rate was chosen: mean validation loss at each rate over the tuning seeds (None where a
+    run diverged); at_edge says that a better rate may lie beyond the grid."""
+
+    row: str
+    rates: Sequence[float]
+    val_loss_nats: Sequence[float | None]
+    best: float
+    at_edge: bool
+
+
+@dataclass(frozen=True)
 class Registration:
     """What the study said before it started, and what was done otherwise."""
 
@@ -190,6 +202,7 @@ class Table:
     seeds, devices, commits, torch_versions   over all done runs
     curves, by_position, by_knowledge, samples, shared   of detailed rows, the first ones, where run folders have them;
              by_knowledge sorts targets by what the 6-gram table lost on them
+    tuning   how each row's rate was chosen, in the table of best rates
     """
 
     study: str
@@ -227,6 +240,7 @@ class Table:
     by_knowledge: Breakdown | None
     samples: Sequence[Sample]
     shared: Sequence[Shared]
+    tuning: Sequence[Tuning]
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,7 @@ class Plan:
 
     arms: Mapping[Words, str]
     seeds: frozenset[int]
+    is_tuned: bool
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> "Plan | None":
@@ -262,7 +263,14 @@ class Plan:
         if not isinstance(arms, list) or not isinstance(seeds, list) or not all(isinstance(arm, str) for arm in arms):
             return None
         tuning = spec.get("tune") or {}
-        return cls({_words(arm.split()): arm for arm in arms}, frozenset([*seeds, *tuning.get("seeds", ())]))
+        seeds = frozenset([*seeds, *tuning.get("seeds", ())])
+        return cls({_words(arm.split()): arm for arm in arms}, seeds, bool(tuning))
+
+    def holds(self, words: Words, seed: int) -> bool:
+        """Whether an arm and seed are part of the plan. A study that tunes plans all learning rates."""
+        if self.is_tuned:
+            words = frozenset(word for word in words if not word.startswith("train.lr="))
+        return words in self.arms and seed in self.seeds
 
 
 def _words(words: Iterable[str]) -> Words:
@@ -303,7 +311,7 @@ class _Pool:
         if base not in BASES or type(seed) is not int or not isinstance(outcome, str):
             raise ValueError(f"base={base} seed={seed} run={run} error={refused}")
         asked = " ".join(sorted(words - {f"base={base}"})) or "base"
-        is_planned = None if plan is None else words in plan.arms and seed in plan.seeds
+        is_planned = None if plan is None else plan.holds(words, seed)
         arm = Arm(base, asked, seed, run, words, is_planned=is_planned)
         if refused is not None:
             return replace(arm, run=None, refused=refused)

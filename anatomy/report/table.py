@@ -30,6 +30,7 @@ from anatomy.report.evidence import Evidence, read_evidence
 from anatomy.report.finding import attribution_finding, table_findings
 from anatomy.report.gather import ADHOC, Arm, Gathered, Run, Settings, Study, gather, pick_study
 from anatomy.report.rows import Comparison, Group, compare
+from anatomy.report.tuned import BEST, COMMON, Tuned, rank_flips, take_apart
 from anatomy.report.verdict import ALPHA, Judged, judge
 from anatomy.rungs import MAX_N, RungEntry, read_rung_losses, read_rungs
 from anatomy.runs import finite
@@ -60,9 +61,17 @@ def build_report(folder: Path, study: str | None = None) -> Report:
     tables: list[Table] = []
     attribution: list[Attribution] = []
     for one in gathered.studies:
-        comparisons = _comparisons(one)
-        tables += [_table(one, base, comparison, gathered, find_rungs) for base, comparison in comparisons.items()]
-        attribution += _attributions(one, comparisons)
+        tuned = take_apart(one)
+        plain = one if tuned is None else tuned.common
+        comparisons = _comparisons(plain)
+        those = [_table(plain, base, comparison, gathered, find_rungs) for base, comparison in comparisons.items()]
+        tables += those
+        attribution += _attributions(plain, comparisons)
+        if tuned is not None:
+            best = _comparisons(tuned.best).items()
+            fair = [_table(tuned.best, base, comparison, gathered, find_rungs) for base, comparison in best]
+            tables[-len(those) :] = [replace(table, title=COMMON) for table in those]
+            tables += [_tuned_table(table, those, tuned) for table in fair]
     return Report(SCHEMA, tables, attribution, gathered.warnings)
 
 
@@ -191,8 +200,23 @@ def _table(study: Study, base: str | None, comparison: Comparison, gathered: Gat
         by_knowledge=evidence.by_knowledge,
         samples=evidence.samples,
         shared=evidence.shared,
+        tuning=[],
     )
     return replace(table, findings=table_findings(table))
+
+
+def _tuned_table(table: Table, common: Sequence[Table], tuned: Tuned) -> Table:
+    """The table of best rates, with how they were chosen and what they change."""
+    tuning = [one for row in table.rows if (one := tuned.tuning(row))]
+    edges = [f"{one.row} (train.lr={one.best:g})" for one in tuning if one.at_edge]
+    rows = next((other.rows for other in common if other.base == table.base), [])
+    flips = [f"{one} and {other}" for one, other in rank_flips(rows, table.rows)]
+    warnings = (
+        [f"best at the edge of the grid of rates, a better one may lie beyond: {', '.join(edges)}"] if edges else []
+    )
+    if flips:
+        warnings.append(f"at the common rate these stand the other way round: {'; '.join(flips)}")
+    return replace(table, title=BEST, tuning=tuning, warnings=[*table.warnings, *warnings])
 
 
 def _margin(study: Study) -> float:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from anatomy.axes import AXES
-from anatomy.report.data import AT_BEST, Attribution, Estimate, Report, Row, Table
+from anatomy.report.data import AT_BEST, Attribution, Estimate, Report, Row, Table, Tuning
 
 NOTHING = "–"
 NARROW, GAP = 40, 2  # columns that a name may take before it wraps, and between two columns
@@ -216,7 +216,7 @@ def title(table: Table) -> str:
     """`swaps, base vanilla: kjv, 48x3, ...`."""
     sizes = ", ".join(f"{key} {value}" for key, value in table.sizes.items())
     words = [
-        f"{table.study}, base {table.base or 'unknown'}",
+        ", ".join(filter(None, [table.study, f"base {table.base or 'unknown'}", table.title])),
         table.corpus,
         sizes,
         table.steps and f"{table.steps:,} steps",
@@ -236,6 +236,7 @@ def notes(table: Table) -> list[str]:
     if table.rungs:
         tables = ", ".join(f"{n} {value:.3f}" for n, value in table.rungs.items() if n != "xz")
         lines.append(f"rungs, nats: n-gram tables of n = {tables}; xz {table.rungs['xz']:.3f}")
+    lines += [_tuning(one) for one in table.tuning]
     lines += [f"set aside: {aside.run}: {aside.reason}" for aside in table.set_aside]
     if table.registration:
         started = f" (started {table.registration.started})" if table.registration.started else ""
@@ -251,6 +252,12 @@ def notes(table: Table) -> list[str]:
     }
     line = "; ".join(f"{name} {fact}" for name, fact in facts.items() if fact)
     return [*([table.question] if table.question else []), *lines, *([line] if line else [])]
+
+
+def _tuning(tuning: Tuning) -> str:
+    pairs = zip(tuning.rates, tuning.val_loss_nats, strict=True)
+    losses = ", ".join(f"{rate:g} {'diverged' if nats is None else f'{nats:.4f}'}" for rate, nats in pairs)
+    return f"{tuning.row}: best at train.lr={tuning.best:g} by validation, {losses}"
 
 
 def method(table: Table) -> list[str]:
