@@ -154,6 +154,7 @@ def made_table(base: str = "vanilla", rows: Sequence[Row] | None = None, **value
         by_knowledge=_breakdown(("0-0.1", "0.1-0.5", "0.5-1", "1-2", "2-4", "4+"), names, "know") if detailed else None,
         samples=_samples(names) if detailed else (),
         shared=_shared(names) if detailed else (),
+        tuning=(),
     )
     return replace(table, **values)
 

@@ -23,6 +23,12 @@ CAPTIONS: Mapping[str, Caption] = {
         "the table below.",
         "No differences are drawn: no row could be held against its base.",
     ),
+    "tuning": Caption(
+        "How each row's learning rate was chosen",
+        "A line is a row's mean validation loss over the tuning seeds, which the test does not use; the ring is the "
+        "rate that was chosen. At the edge of the grid a better rate may lie beyond it.",
+        "",  # most studies tune nothing
+    ),
     "curves": Caption(
         "Learning curves",
         "A line is a row's mean validation loss over its seeds, the band its least and greatest seed. Dotted lines "

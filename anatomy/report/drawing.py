@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
+from itertools import pairwise
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 from rich.cells import cell_len, set_cell_size
 
 from anatomy.axes import AXES, BASES, COUNTERPARTS, differences
@@ -28,6 +31,8 @@ from anatomy.report.data import Row, Table
 
 INK = "#010203"  # text and axes; an inlined SVG takes the page's colour in its place
 WIDTH, FONT, SMALL = 10.0, 10.0, 9.0
+NATS = "nats per character"
+SIGNED = FuncFormatter(lambda x, _: f"{x:+.3g}".replace("-", "−") if abs(x) > 1e-9 else "0")
 LINE = 1.3  # height of a line over its size of type
 NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # the same bytes every time
 LABEL_CELLS = 30  # columns that a line of a row's name may take in a figure
@@ -165,8 +170,8 @@ def _kind(row: Row, table: Table) -> str:
         return "counterpart"
     base = next((other.parts for other in table.rows if other.name == "base"), None) or BASES.get(table.base or "")
     axes = differences(row.parts, base) if row.parts and base else ()
-    knob = re.split("[.=]", row.name)[0]
-    return axes[0] if len(axes) == 1 else knob if knob in AXES and not axes else "several"
+    axes = axes or tuple({re.split("[.=]", word)[0] for word in row.name.split(",")})
+    return axes[0] if len(axes) == 1 and axes[0] in AXES else "several"
 
 
 def _style(kind: str, nth: int) -> Style:
@@ -202,34 +207,41 @@ def beside(axes: Axes, y: float, text: str, points: float = 8, align: str = "lef
                   va="center", ha=align, weight=weight, fontsize=SMALL)  # fmt: skip
 
 
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places at least `gap` apart, in the order given by size, moved as little as can be (least squares), in bounds."""
+def spread(places: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
+    """Centres for things of these sizes, in the order of their places, none on another, moved as little as can be
+    (least squares); within bounds, where there is room."""
     order = sorted(range(len(places)), key=lambda i: places[i])
-    blocks: list[tuple[float, int]] = []  # mean of place - rank * gap, and how many share it
+    offsets = [0.0]  # of each rank's centre from the first one's where all are packed
+    for one, other in pairwise(order):
+        offsets.append(offsets[-1] + (sizes[one] + sizes[other]) / 2)
+    blocks: list[tuple[float, int]] = []  # where a block's things want the first of all to be; their count
     for rank, i in enumerate(order):
-        mean, count = places[i] - rank * gap, 1
-        while blocks and blocks[-1][0] > mean:
-            other, others = blocks.pop()
-            mean, count = (mean * count + other * others) / (count + others), count + others
-        blocks.append((mean, count))
-    last = max(low, high - (len(places) - 1) * gap)
-    flat = [min(max(mean, low), last) for mean, count in blocks for _ in range(count)]
-    moved = [0.0] * len(places)
-    for rank, i in enumerate(order):
-        moved[i] = flat[rank] + rank * gap
-    return moved
+        start, count = places[i] - offsets[rank], 1
+        while blocks and blocks[-1][0] > start:
+            other_start, others = blocks.pop()
+            start, count = (start * count + other_start * others) / (count + others), count + others
+        blocks.append((start, count))
+    last = max(low, high - offsets[-1])
+    starts = [min(max(start, low), last) for start, count in blocks for _ in range(count)]
+    moved = dict(zip(order, map(add, starts, offsets), strict=True))
+    return [moved[i] for i in range(len(places))]
 
 
-def end_labels(axes: Axes, x: float, ends: Sequence[tuple[float, str, Style]]) -> None:
-    """Names at the right of the frame, each tied to its line's end at (x, y); limits of the axes must be set."""
+def labels_height(texts: Sequence[str]) -> float:
+    """Inches that labels above each other take."""
+    return sum(text.count("\n") + 1.2 for text in texts) * SMALL * LINE / 72
+
+
+def end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, Style]]) -> None:
+    """Names at the right of the frame, each tied to its line's end (x, y); limits of the axes must be set."""
     bottom, top = axes.get_ylim()
-    lines = max(text.count("\n") + 1 for _, text, _ in ends)
-    gap = lines * SMALL * LINE / axes.bbox.height
-    places = spread([(y - bottom) / (top - bottom) for y, _, _ in ends], gap, 0, 1)
-    for place, (y, text, style) in zip(places, ends, strict=True):
+    sizes = [labels_height([text]) * 72 / axes.bbox.height for _, _, text, _ in ends]
+    heights = [min(max(y, bottom), top) for _, y, _, _ in ends]
+    places = spread([(y - bottom) / (top - bottom) for y in heights], sizes, 0, 1)
+    for place, height, (x, _, text, style) in zip(places, heights, ends, strict=True):
         tie = {"arrowstyle": "-", "color": style.colour, "lw": 1, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 1}
         edge = 1 + 18 / axes.bbox.width
-        axes.annotate(text, (x, y), (edge, place), textcoords="axes fraction", va="center", fontsize=SMALL,
+        axes.annotate(text, (x, height), (edge, place), textcoords="axes fraction", va="center", fontsize=SMALL,
                       arrowprops=tie, annotation_clip=False)  # fmt: skip
 
 
@@ -283,6 +295,12 @@ def svg(figure: Figure, prefix: str) -> str:
         return re.sub(r'(href="|url\()#', rf"\g<1>#{prefix}", named)
 
     return re.sub(r"\s*\n\s*", "\n", re.sub("<[^>]*>", tag, text)).strip()
+
+
+def file_name(*words: str | None) -> str:
+    """`swaps-vanilla-curves`: letters and digits of any script; all else becomes a dash."""
+    joined = "-".join(re.sub(r"[^\w=]+", "-", visible(word)).strip("-")[:40] for word in words if word)
+    return joined or "figure"
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

@@ -3,31 +3,30 @@
 Differences are nats per character, below 0 better. Every row keeps its colour, marker and dashes through all figures.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
-from anatomy.axes import BASES, COUNTERPARTS
-from anatomy.report.data import AT_BEST, Attribution, Breakdown, Curve, Estimate, Report, Row, Table
+from anatomy.axes import COUNTERPARTS
+from anatomy.report.attribution_figures import ATTRIBUTION_FIGURES, attribution_name
+from anatomy.report.data import AT_BEST, Breakdown, Curve, Report, Row, Table
 from anatomy.report.drawing import (
     BASE_STYLE,
-    COLOURS,
     INK,
+    NATS,
+    SIGNED,
     SMALL,
     WIDTH,
     Style,
     add_axes,
     beside,
     end_labels,
+    file_name,
     label,
+    labels_height,
     new_figure,
     note,
     point_labels,
@@ -37,15 +36,13 @@ from anatomy.report.drawing import (
     text_width,
     visible,
 )
+from anatomy.report.evidence import NUM_DETAILED
 
-MAX_ROWS, MAX_TABLES = 12, 8  # what is drawn of a table, and of a report; the page says so where there is more
-NATS = "nats per character"
+MAX_ROWS, MAX_TABLES = NUM_DETAILED, 8  # what is drawn of a table, and of a report; the page says where there is more
 EARLY = 0.1  # share of the steps whose losses may leave the picture at its top
 LATE = 2 / 3  # where the enlargement of a curve's end begins
+WORST = 4.0  # how many times as far above the best as the median a loss may lie in the picture of rates
 FAR = 8.0  # an interval that reaches this many times as far as the median one is cut, and drawn as an arrow
-
-
-SIGNED = FuncFormatter(lambda x, _: f"{x:+.3g}".replace("-", "−") if abs(x) > 1e-9 else "0")
 
 
 def metric_name(table: Table) -> str:
@@ -55,18 +52,16 @@ def metric_name(table: Table) -> str:
 def directions(tables: Sequence[Table]) -> list[list[Table]]:
     """Tables in groups: the two bases of a study that are each other's counterpart belong together."""
     groups: list[list[Table]] = []
+    alone: dict[tuple[str, str | None, str | None], list[Table]] = {}  # by study, title and the base that they wait for
     for table in tables:
-        last = groups[-1] if groups else []
-        pair = len(last) == 1 and (last[0].study, last[0].title) == (table.study, table.title)
-        if pair and COUNTERPARTS.get(last[0].base or "") == table.base and _mutual(table.base):
-            last.append(table)
-        else:
-            groups.append([table])
+        if group := alone.pop((table.study, table.title, table.base), None):
+            group.append(table)
+            continue
+        groups.append([table])
+        other = COUNTERPARTS.get(table.base or "")
+        if other and COUNTERPARTS[other] == table.base:
+            alone[table.study, table.title, other] = groups[-1]
     return groups
-
-
-def _mutual(base: str | None) -> bool:
-    return base is not None and COUNTERPARTS.get(COUNTERPARTS.get(base, "")) == base
 
 
 # ------------------------------------------------------------------------------------------------ verdicts
@@ -94,7 +89,7 @@ def forest(tables: Sequence[Table]) -> Figure | None:
             bottom -= gap
             axes.set_xlim(low, high)
             _forest_panel(axes, table, rows)
-        axes.set_xlabel(f"difference in {metric_name(panels[0][0])}, {NATS}: row minus base      ← better   worse →")
+        axes.set_xlabel(f"difference in {metric_name(panels[0][0])}, {NATS}: row minus base; left of 0 is better")
         cut = "; an arrow: runs on beyond the picture" if _is_cut(panels, low, high) else ""
         note(figure, "thick: simultaneous over the rows of the table; thin: the row's own 95 % interval; "
                      f"shaded: the margin; hollow: no interval{cut}")  # fmt: skip
@@ -121,7 +116,13 @@ def _reach(panels: Sequence[tuple[Table, Sequence[Row]]]) -> tuple[float, float]
     most = FAR * sizes[len(sizes) // 2]
     low = max(-most, min(-margin, *(low for low, _ in extents)))
     high = min(most, max(margin, *(high for _, high in extents)))
-    pad = 0.04 * (high - low)
+    room = (high - low) / 2  # own intervals, the wider ones, may stretch the scale by half of it at either side
+    own = [end for _, rows in panels for row in rows for end in (row.own_ci_low, row.own_ci_high) if end is not None]
+    low, high = (
+        min(low, *(end for end in own if end >= low - room)),
+        max(high, *(end for end in own if end <= high + room)),
+    )
+    pad = 0.03 * (high - low)
     return low - pad, high + pad
 
 
@@ -175,14 +176,14 @@ def _forest_row(axes: Axes, y: int, row: Row, style: Style) -> None:
 
 def curves(table: Table) -> Figure | None:
     """Validation loss over the steps, the whole run and its last third enlarged, with the n-gram rungs in reach."""
-    shown = [curve for curve in table.curves[:MAX_ROWS] if curve.steps]
+    look = styles(table)
+    shown = [curve for curve in table.curves if curve.row in look and curve.steps][:MAX_ROWS]
     if not shown:
         return None
-    look = styles(table)
     last = max(curve.steps[-1] for curve in shown)
     names = [label(curve.row) for curve in shown]
     late = sum(step >= LATE * last for step in shown[0].steps) > 2
-    right, height = max(map(text_width, names)) + 0.45, 4.2
+    right, height = max(map(text_width, names)) + 0.45, max(4.2, labels_height(names))
     widths = [0.55, 0.45] if late else [1.0]
     room = WIDTH - 0.75 - right - 0.7 * (len(widths) - 1)
     with styled():
@@ -200,9 +201,8 @@ def curves(table: Table) -> Figure | None:
                 axes.set_title("the whole run")
                 axes.set_ylabel(f"validation loss, {NATS}")
                 top = axes.get_ylim()[1]
-        at = axes.get_ylim()
-        end_labels(axes, last, [(min(max(curve.mean[-1], at[0]), at[1]), name, look[curve.row])
-                                for curve, name in zip(shown, names, strict=True)])  # fmt: skip
+        end_labels(axes, [(curve.steps[-1], curve.mean[-1], name, look[curve.row])
+                          for curve, name in zip(shown, names, strict=True)])  # fmt: skip
         started = max(curve.high[0] for curve in shown)
         cut = f"; losses above {top:.2f}, up to {started:.2f} at the start, are cut off" if started > top else ""
         note(
@@ -226,7 +226,7 @@ def _curves_panel(
                   markevery=max(1, len(curve.steps) // 10), lw=2 if style is BASE_STYLE else 1.4)  # fmt: skip
     _rungs(axes, rungs, falls_to=max(curve.mean[-1] for curve in shown))
     axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
@@ -263,16 +263,16 @@ def knowledge(table: Table) -> Figure | None:
 
 def _profiles(table: Table, breakdown: Breakdown | None, what: str) -> Figure | None:
     """Differences bin by bin, and below them the share of the targets in each bin."""
-    shown = breakdown.profiles[:MAX_ROWS] if breakdown else ()
+    look = styles(table)
+    shown = [profile for profile in breakdown.profiles if profile.row in look][:MAX_ROWS] if breakdown else []
     if not breakdown or not shown:
         return None
-    look = styles(table)
     names = [label(profile.row) for profile in shown]
-    right, height, low = max(map(text_width, names)) + 0.45, 3.3, 0.75
+    right, height, low = max(map(text_width, names)) + 0.45, max(3.3, labels_height(names)), 0.75
     places = range(len(breakdown.bins))
     with styled():
-        figure = new_figure(height + low + 1.35)
-        axes = add_axes(figure, 1.05, low + 1.05, WIDTH - 1.05 - right, height)
+        figure = new_figure(height + low + 1.45)
+        axes = add_axes(figure, 1.05, low + 1.15, WIDTH - 1.05 - right, height)
         axes.axhspan(-table.margin_nats, table.margin_nats, color=INK, alpha=0.09, lw=0)
         axes.axhline(0, color=INK, lw=0.8)
         for profile in shown:
@@ -281,11 +281,11 @@ def _profiles(table: Table, breakdown: Breakdown | None, what: str) -> Figure | 
             axes.plot(places, profile.mean, color=style.colour, ls=style.dashes, marker=style.marker, lw=1.4)
         axes.set_xlim(-0.4, len(places) - 0.6)
         axes.set_ylim(*axes.get_ylim())
-        axes.set_ylabel(f"difference, {NATS}\n← better   worse →")
+        axes.set_ylabel(f"difference, {NATS}\n(below 0 is better)")
         axes.tick_params(axis="x", labelbottom=False)
         axes.set_xticks(places)
-        end_labels(axes, places[-1], [(p.mean[-1], name, look[p.row]) for p, name in zip(shown, names, strict=True)])
-        bars = add_axes(figure, 1.05, 0.85, WIDTH - 1.05 - right, low)
+        end_labels(axes, [(places[-1], p.mean[-1], name, look[p.row]) for p, name in zip(shown, names, strict=True)])
+        bars = add_axes(figure, 1.05, 0.95, WIDTH - 1.05 - right, low)
         bars.bar(places, breakdown.shares, width=0.55, color=INK, alpha=0.3)
         for x, share in zip(places, breakdown.shares, strict=True):
             bars.annotate(f"{share:.0%}" if share >= 0.01 else "<1%", (x, share), (0, 2), textcoords="offset points",
@@ -294,9 +294,50 @@ def _profiles(table: Table, breakdown: Breakdown | None, what: str) -> Figure | 
         bars.set_ylim(0, 1.3 * max(breakdown.shares))
         bars.set_yticks([])
         bars.set_ylabel("share of\ntargets")
-        bars.set_xticks(places, [visible(name) for name in breakdown.bins])
+        bins = [visible(name) for name in breakdown.bins]
+        crowded = len(bins) * max(map(text_width, bins)) > WIDTH - 1.05 - right
+        bars.set_xticks(places, bins, rotation=25 if crowded else 0, ha="right" if crowded else "center")
         bars.set_xlabel(what)
         note(figure, "line: mean over the paired seeds; band: least to greatest seed; shaded across: the margin")
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ rates
+
+
+def tuning(table: Table) -> Figure | None:
+    """Validation loss at each learning rate that was tried, the chosen one ringed."""
+    look = styles(table)
+    shown = [tuned for tuned in table.tuning if tuned.row in look][:MAX_ROWS]
+    losses = sorted(loss for tuned in shown for loss in tuned.val_loss_nats if loss is not None)
+    if not losses:
+        return None
+    names = [label(tuned.row) + (" (edge of the grid)" if tuned.at_edge else "") for tuned in shown]
+    right, height = max(map(text_width, names)) + 0.45, max(3.3, labels_height(names))
+    top = min(losses[-1], losses[0] + WORST * (losses[len(losses) // 2] - losses[0]) + 0.01)
+    pad = 0.06 * (top - losses[0]) + 0.001
+    with styled():
+        figure = new_figure(height + 1.15)
+        axes = add_axes(figure, 0.75, 0.85, WIDTH - 0.75 - right, height)
+        axes.set_xscale("log")
+        axes.set_ylim(losses[0] - pad, top + pad)
+        ends = []
+        for tuned, name in zip(shown, names, strict=True):
+            style = look[tuned.row]
+            pairs = zip(tuned.rates, tuned.val_loss_nats, strict=True)
+            known = {rate: loss for rate, loss in pairs if loss is not None}
+            axes.plot([*known], [*known.values()], color=style.colour, ls=style.dashes, marker=style.marker, lw=1.4)
+            if tuned.best in known:
+                axes.plot(tuned.best, known[tuned.best], "o", color=style.colour, mfc="none", ms=12, mew=1.4)
+                ends.append((max(known), known[max(known)], name, style))
+        rates = sorted({rate for tuned in shown for rate in tuned.rates})
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axes.minorticks_off()
+        axes.set_xlabel("learning rate")
+        axes.set_ylabel(f"validation loss, {NATS}")
+        end_labels(axes, ends)
+        cut = f"; losses above {top:.2f}, up to {losses[-1]:.2f}, are cut off" if top < losses[-1] else ""
+        note(figure, f"ring: the rate chosen; mean over the tuning seeds, none where a run diverged{cut}")
     return figure
 
 
@@ -351,181 +392,15 @@ def _cost_panel(axes: Axes, table: Table, points: Sequence[tuple[float, Row]]) -
     point_labels(axes, named)
 
 
-# ------------------------------------------------------------------------------------------------ attribution
-
-
-def walk(attribution: Attribution) -> Figure | None:
-    """From base to counterpart, an axis a step: each bar begins where the one before it ended."""
-    if not attribution.walk:
-        return None
-    steps = [(_change(attribution, axis), axis, estimate) for axis, estimate in attribution.walk]
-    left = max(text_width(name) for name, _, _ in steps) + 0.3
-    line = 0.36
-    num = len(steps) + bool(attribution.total)
-    with styled():
-        figure = new_figure(line * num + 1.55)
-        axes = add_axes(figure, left, 0.95, WIDTH - left - 2.3, line * num + 0.1)
-        reached = 0.0
-        for y, (_, axis, estimate) in enumerate(steps):
-            _walk_bar(axes, y, reached, estimate, _axis_colour(axis))
-            reached += estimate.nats
-            if y + 1 < num:
-                axes.plot((reached, reached), (y - 0.3, y + 1.3), color=INK, lw=0.7, alpha=0.7)
-        names = [name for name, _, _ in steps]
-        if attribution.total:
-            _walk_bar(axes, len(steps), 0.0, attribution.total, INK)
-            names.append("together")
-        _axis_rows(axes, names)
-        axes.set_title(f"{visible(attribution.base)} → {visible(attribution.counterpart)}")
-        axes.set_xlabel(f"test loss minus that of {visible(attribution.base)}, {NATS}      ← better   worse →")
-        note(figure, "bar: what the step changes, from where the steps before it have led; line: its 95 % interval")
-    return figure
-
-
-def _walk_bar(axes: Axes, y: int, start: float, estimate: Estimate, colour: str) -> None:
-    axes.barh(y, estimate.nats, left=start, height=0.6, color=colour, alpha=0.55, lw=0)
-    axes.barh(y, estimate.nats, left=start, height=0.6, fill=False, edgecolor=colour, lw=1)
-    _whisker(axes, y, start, estimate, colour)
-    beside(axes, y, _said(estimate))
-
-
-def _whisker(axes: Axes, y: float, start: float, estimate: Estimate, colour: str) -> None:
-    if estimate.ci_low is not None and estimate.ci_high is not None:
-        ends = (start + estimate.ci_low, start + estimate.ci_high)
-        axes.plot(ends, (y, y), color=colour, lw=1.4, marker="|", ms=6, mew=1.4)
-
-
-def _said(estimate: Estimate) -> str:
-    if estimate.ci_low is None or estimate.ci_high is None:
-        return f"{estimate.nats:+.4f} (one seed)".replace("-", "−")
-    return f"{estimate.nats:+.4f} [{estimate.ci_low:+.4f}, {estimate.ci_high:+.4f}]".replace("-", "−")
-
-
-def _change(attribution: Attribution, axis: str) -> str:
-    """`norm: layer → rms`."""
-    ends = [BASES.get(base, {}).get(axis) for base in (attribution.base, attribution.counterpart)]
-    return visible(f"{axis}: {ends[0]} → {ends[1]}") if all(ends) else label(axis)
-
-
-def _axis_colour(axis: str) -> str:
-    return COLOURS.get(axis, COLOURS["several"])
-
-
-def _axis_rows(axes: Axes, names: Sequence[str]) -> None:
-    axes.axvline(0, color=INK, lw=0.8)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.45, -0.55)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    axes.grid(axis="x", color=INK, alpha=0.1, lw=0.6)
-    axes.xaxis.set_major_formatter(SIGNED)
-
-
-def shapley(attribution: Attribution) -> Figure | None:
-    """An axis's share of the whole, beside what its part does alone in the base and alone in the counterpart."""
-    kinds = [
-        ("Shapley value", attribution.shapley),
-        (f"in {attribution.base} (add one in)", attribution.add_one_in),
-        (f"in {attribution.counterpart} (leave one out)", attribution.leave_one_out),
-    ]
-    shown = [axis for axis in attribution.axes if any(axis in estimates for _, estimates in kinds)]
-    if not shown:
-        return None
-    names = [_change(attribution, axis) for axis in shown]
-    left, line = max(map(text_width, names)) + 0.3, 0.72
-    with styled():
-        figure = new_figure(line * len(shown) + 1.3)
-        axes = add_axes(figure, left, 0.95, WIDTH - left - 1.75, line * len(shown))
-        for y, axis in enumerate(shown):
-            colour = _axis_colour(axis)
-            if whole := attribution.shapley.get(axis):
-                axes.barh(y - 0.22, whole.nats, height=0.3, color=colour, alpha=0.55, lw=0)
-                axes.barh(y - 0.22, whole.nats, height=0.3, fill=False, edgecolor=colour, lw=1)
-                _whisker(axes, y - 0.22, 0, whole, colour)
-            for place, marker, estimates in (
-                (0.1, ">", attribution.add_one_in),
-                (0.32, "<", attribution.leave_one_out),
-            ):
-                if one := estimates.get(axis):
-                    _whisker(axes, y + place, 0, one, colour)
-                    axes.plot(
-                        one.nats, y + place, marker=marker, color=colour, ms=8, mfc="none" if place < 0.2 else colour
-                    )
-            if axis in attribution.depends_on_the_rest:
-                beside(axes, y, "depends on the rest")
-        _axis_rows(axes, names)
-        axes.set_xlabel(f"what the part changes, {NATS}      ← better   worse →")
-        keys: list[Artist] = [Patch(facecolor=to_rgba("0.5", 0.5), edgecolor=INK)]
-        keys += [Line2D([], [], color=INK, marker=">", ms=8, mfc="none"), Line2D([], [], color=INK, marker="<", ms=8)]
-        drawn = [(key, visible(name)) for key, (name, estimates) in zip(keys, kinds, strict=True) if estimates]
-        axes.legend(*zip(*drawn, strict=True), loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
-        model = f"; Shapley values rest on {visible(attribution.model)}" if attribution.model else ""
-        note(figure, f"lines: 95 % intervals{model}")
-    return figure
-
-
-def interactions(attribution: Attribution) -> Figure | None:
-    """What two parts do together beyond what each does, pair by pair."""
-    if not attribution.interactions:
-        return None
-    first, second = attribution.axes[:-1], attribution.axes[1:]
-    biggest = max(abs(estimate.nats) for estimate in attribution.interactions.values()) or 1.0
-    left, side, line = max(text_width(axis) for axis in first) + 0.3, 1.55, 0.62
-    with styled():
-        figure = new_figure(line * len(first) + 1.1)
-        axes = add_axes(figure, left, 0.5, side * len(second), line * len(first))
-        for y, one in enumerate(first):
-            for x, other in enumerate(second):
-                pairs = attribution.interactions
-                if x >= y and (estimate := pairs.get(f"{one}*{other}") or pairs.get(f"{other}*{one}")):
-                    _cell(axes, x, y, estimate, biggest)
-        axes.set_xticks(range(len(second)), map(visible, second))
-        axes.set_yticks(range(len(first)), map(visible, first))
-        axes.xaxis.tick_top()
-        axes.tick_params(length=0)
-        axes.set_xlim(-0.5, len(second) - 0.5)
-        axes.set_ylim(len(first) - 0.5, -0.5)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        note(
-            figure, f"{NATS}, with 95 % intervals; below 0: together better than apart; bold: the interval leaves out 0"
-        )
-    return figure
-
-
-def _cell(axes: Axes, x: int, y: int, estimate: Estimate, biggest: float) -> None:
-    colour = COLOURS["norm"] if estimate.nats < 0 else COLOURS["ffn"]
-    place: tuple[tuple[float, float], float, float] = ((x - 0.48, y - 0.46), 0.96, 0.92)
-    axes.add_patch(Rectangle(*place, fc=colour, alpha=0.5 * abs(estimate.nats) / biggest))
-    axes.add_patch(Rectangle(*place, fill=False, ec=INK, lw=0.6, alpha=0.5))
-    number, *interval = _said(estimate).split(" ", 1)
-    axes.text(x, y - 0.16, number, ha="center", va="center", weight="bold" if _clear(estimate) else "normal")
-    axes.text(x, y + 0.2, "".join(interval), ha="center", va="center", fontsize=SMALL - 1.5)
-
-
-def _clear(estimate: Estimate) -> bool:
-    return estimate.ci_low is not None and estimate.ci_high is not None and estimate.ci_low * estimate.ci_high > 0
-
-
 # ------------------------------------------------------------------------------------------------ all of them
 
 TABLE_FIGURES: Mapping[str, Callable[[Table], Figure | None]] = {
+    "tuning": tuning,
     "curves": curves,
     "position": position,
     "knowledge": knowledge,
     "cost": cost,
 }
-ATTRIBUTION_FIGURES: Mapping[str, Callable[[Attribution], Figure | None]] = {
-    "walk": walk,
-    "shapley": shapley,
-    "interactions": interactions,
-}
-
-
-def file_name(*words: str | None) -> str:
-    """`swaps-vanilla-curves`: letters and digits of any script; all else becomes a dash."""
-    joined = "-".join(re.sub(r"[^\w=]+", "-", visible(word)).strip("-")[:40] for word in words if word)
-    return joined or "figure"
 
 
 def write_figures(report: Report, folder: Path) -> list[Path]:
@@ -560,7 +435,3 @@ def forest_name(tables: Sequence[Table]) -> str:
 
 def table_name(table: Table, kind: str) -> str:
     return file_name(table.study, table.base, table.title, kind)
-
-
-def attribution_name(attribution: Attribution, kind: str) -> str:
-    return file_name(attribution.study, attribution.base, attribution.counterpart, kind)

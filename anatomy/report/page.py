@@ -10,15 +10,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
+from anatomy.report.attribution_figures import ATTRIBUTION_FIGURES, attribution_name
 from anatomy.report.captions import CAPTIONS, Caption
 from anatomy.report.data import AT_BEST, Attribution, Breakdown, Estimate, Report, Row, Table
 from anatomy.report.drawing import svg, visible
 from anatomy.report.figures import (
-    ATTRIBUTION_FIGURES,
     MAX_ROWS,
     MAX_TABLES,
     TABLE_FIGURES,
-    attribution_name,
     directions,
     forest,
     forest_name,
@@ -267,6 +266,7 @@ def _forest(place: str, tables: Sequence[Table]) -> Picture:
 
 def _pictures(place: str, table: Table) -> list[Picture]:
     numbers = {
+        "tuning": _rates(table),
         "curves": _last_losses(table),
         "position": _binned(table.by_position),
         "knowledge": _binned(table.by_knowledge),
@@ -277,6 +277,15 @@ def _pictures(place: str, table: Table) -> list[Picture]:
         name = table_name(table, kind)
         pictures.append(_picture(f"{place}-{kind}", kind, name, found, draw(table), numbers.get(kind, ())))
     return pictures
+
+
+def _rates(table: Table) -> Numbers:
+    rates = sorted({rate for tuned in table.tuning for rate in tuned.rates})
+    lines = []
+    for tuned in table.tuning[:MAX_ROWS]:
+        losses = dict(zip(tuned.rates, tuned.val_loss_nats, strict=True))
+        lines.append([tuned.row, *(_number(losses.get(rate), ".4f") or NOTHING for rate in rates), f"{tuned.best:g}"])
+    return [["row", *(f"{rate:g}" for rate in rates), "chosen"], *lines]
 
 
 def _last_losses(table: Table) -> Numbers:
