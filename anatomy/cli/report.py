@@ -59,7 +59,7 @@ def _write(folder: Path, report: "Report", contents: dict[str, str]) -> None:
     from anatomy.report.figures import write_figures
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             write_atomic(folder / f"report.{name}", content.encode("utf-8"))
         write_figures(report, folder / "figures")

@@ -304,8 +304,8 @@ class _Pool:
 
     def asked_arm(self, entry: Mapping[str, Any], plan: Plan | None) -> Arm:
         """The arm of a manifest's entry, held against the plan. Raises one of DAMAGE on a damaged entry."""
-        base, swap, overrides, seed = (entry[key] for key in ("base", "swap", "overrides", "seed"))
-        run, refused = entry["run"], entry["error"]
+        base, swap, overrides, seed, run = (entry[key] for key in ("base", "swap", "overrides", "seed", "run"))
+        refused = entry.get("error")
         words = _words([f"base={base}", *overrides, *([] if swap == "" else [f"swap={swap}"])])
         outcome = run if refused is None else refused
         if base not in BASES or type(seed) is not int or not isinstance(outcome, str):

@@ -78,8 +78,15 @@ def columns(metric: str) -> list[Column]:
     ]
 
 
-BRIEF = ("seeds", "test nats", "test nats at best", "difference", "95 % interval", "verdict", "params", "tokens/s")
-"""The columns of a table that must be short."""
+FOR_DETAIL = ("own interval", "least margin", "detectable", "seeds needed", "sd", "sd paired", "sd unpaired")
+FOR_DETAIL += ("correlation", "bits/char", "params %")
+"""The columns that a page does without; terminal, CSV and JSON have them."""
+FOR_SCREENS = ("p (Holm)", "best step", "params", "FLOPs/token", "KV bytes/token", "status")
+"""The columns that paper does without, besides."""
+
+
+def _without(headings: Sequence[str], metric: str) -> list[Column]:
+    return [NAME, *(column for column in columns(metric) if column.heading not in headings)]
 
 
 def _interval(low: float | None, high: float | None) -> str:
@@ -302,7 +309,7 @@ def to_markdown(report: Report) -> str:
     for table in report.studies:
         lines += [f"## {_escaped(title(table))}", ""]
         if table.rows:
-            shown = [NAME, *columns(table.metric)]
+            shown = _without(FOR_DETAIL, table.metric)
             lines.append(_markdown_row([column.heading for column in shown]))
             lines.append(_markdown_row(["---" if column.is_text else "---:" for column in shown]))
             lines += [_markdown_row([_escaped(column.cell(row)) for column in shown]) for row in table.rows]
@@ -329,7 +336,7 @@ def to_latex(report: Report) -> str:
     """A booktabs `tabular` a table, of the columns that fit a page; needs \\usepackage{booktabs}."""
     lines: list[str] = []
     for table in report.studies:
-        shown = [NAME, *(column for column in columns(table.metric) if column.heading in BRIEF)]
+        shown = _without([*FOR_DETAIL, *FOR_SCREENS], table.metric)
         lines += [
             f"% {_line(title(table))}",
             f"\\begin{{tabular}}{{{''.join('l' if c.is_text else 'r' for c in shown)}}}",
