@@ -44,6 +44,8 @@ SWAPS: Mapping[str, Mapping[str, tuple[float, float, str]]] = {
     },
 }
 STEPS = tuple(range(0, 1001, 100))
+ODD_NAMES = ("None", "null", "NA", "👩‍👩‍👧", "中文的名字" * 9, "<script>x</script>", "$x$", "a|b", "long_" * 60)
+ODD_NAMES += ("tab\there\x1b[31m\u202e\ud800\n", '#010203 id="x" url(#y) --> &amp;')
 
 
 def made_row(name: str = "norm=rms", difference: float | None = None, half: float = 0.01, **values: Any) -> Row:
@@ -157,6 +159,18 @@ def made_table(base: str = "vanilla", rows: Sequence[Row] | None = None, **value
         tuning=(),
     )
     return replace(table, **values)
+
+
+def odd_table() -> Table:
+    """Odd names, and rows without an interval, without a difference and far beyond the others."""
+    rows = [made_row("base"), *(made_row(name, 0.004 * i - 0.02, parts=None) for i, name in enumerate(ODD_NAMES))]
+    nothing = dict.fromkeys(("ci_low", "ci_high", "own_ci_low", "own_ci_high"))
+    rows[2] = replace(rows[2], difference_nats=3.2, ci_low=2.5, ci_high=3.9, verdict="worse (exploratory)")
+    rows[3] = replace(rows[3], verdict=None, num_pairs=1, num_seeds=1, metric_sd=None, **nothing)
+    rows[4] = replace(rows[4], difference_nats=None, metric_mean=None, verdict="diverged 2/3", **nothing)
+    curves = [Curve(row.name, STEPS, *([1.5] * len(STEPS),) * 3, 3) for row in rows]
+    rows[5] = replace(rows[5], flops_per_token=7e8)
+    return made_table(rows=rows, curves=curves, study="</svg> 中文 \x07", base="gpt2")
 
 
 def made_attribution(**values: Any) -> Attribution:

@@ -329,7 +329,8 @@ def tuning(table: Table) -> Figure | None:
             axes.plot([*known], [*known.values()], color=style.colour, ls=style.dashes, marker=style.marker, lw=1.4)
             if tuned.best in known:
                 axes.plot(tuned.best, known[tuned.best], "o", color=style.colour, mfc="none", ms=12, mew=1.4)
-                ends.append((max(known), known[max(known)], name, style))
+                last = max(rate for rate, loss in known.items() if loss <= max(top, known[tuned.best]))
+                ends.append((last, known[last], name, style))
         rates = sorted({rate for tuned in shown for rate in tuned.rates})
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axes.minorticks_off()
