@@ -2,11 +2,13 @@
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anatomy.axes import BASES, SWAPPED_AXES
+import numpy as np
+
+from anatomy.axes import BASES, COUNTERPARTS, SWAPPED_AXES
 from anatomy.runs import Entry, record_entries
 
 SHA256 = "ab" * 32
@@ -109,11 +111,49 @@ def put_study(outputs: Path, name: str, records: Sequence[Mapping[str, Any]], **
     record_entries(outputs / "studies" / name, {"name": name, "question": "Which?", "metric": None, **spec}, entries)
 
 
-def put_rungs(outputs: Path, *, split: str = "blocks", ctx_len: int = 64) -> None:
+def put_rungs(
+    outputs: Path, *, split: str = "blocks", ctx_len: int = 64, ngram_losses_WT: object = None, num_windows: int = 1600
+) -> None:
+    """The rungs of a text; where given, what the 6-gram table lost on each test target."""
     folder = outputs / "corpora" / SHA256
     folder.mkdir(parents=True)
     nats = {"1": 3.0, "2": 2.0, "3": 1.7, "4": 1.5, "5": 1.4, "6": 1.3, "xz": 1.45}
-    entry = {"split": split, "val_fraction": 0.1, "test_fraction": 0.1, "ctx_len": ctx_len, "num_windows": 1600}
+    entry = {"split": split, "val_fraction": 0.1, "test_fraction": 0.1, "ctx_len": ctx_len, "num_windows": num_windows}
     entry |= {"losses": "rung_losses.npy", "nats_per_char": nats}
     index = {"schema": 1, "corpus": "kjv", "sha256": SHA256, "entries": [entry]}
     (folder / "rungs.json").write_text(json.dumps(index))
+    if ngram_losses_WT is not None:
+        best = np.asarray(ngram_losses_WT, np.float32)
+        np.save(folder / "rung_losses.npy", np.stack([*[np.full_like(best, 99)] * 5, best]))
+
+
+def swapped(base: str, axes: Iterable[str]) -> dict[str, str]:
+    """The parts of a base after a swap on these axes."""
+    return {**BASES[base], **{axis: BASES[COUNTERPARTS[base]][axis] for axis in axes}}
+
+
+def put_arms(outputs: Path, name: str, arms: Sequence[tuple[str, Mapping[str, Any]]], **spec: Any) -> None:
+    """Runs and their manifest as the sweep writes it, with the words that asked for each: `base=vanilla swap=norm`."""
+    entries = []
+    for words, record in arms:
+        asked = dict(word.split("=", 1) for word in words.split())
+        swap = asked.get("swap", "none").strip("[]")
+        overrides = [*words.split(), f"seed={record['seed']}"]
+        entries.append(Entry(asked["base"], swap, overrides, record["seed"], None, put(outputs, record), None))
+    record_entries(outputs / "studies" / name, {"name": name, "question": "Which?", "metric": None, **spec}, entries)
+
+
+def put_losses(outputs: Path, run: str, losses_WT: object, file: str = "test_losses.npy") -> Path:
+    """A run's loss on every test target, as float32 unless the array is of another kind."""
+    losses = np.asarray(losses_WT, dtype=None if isinstance(losses_WT, np.ndarray) else np.float32)
+    np.save(outputs / "runs" / run / file, losses)
+    return outputs / "runs" / run / file
+
+
+def put_curve(outputs: Path, run: str, losses: Mapping[int, float | None], *, tail: str = "") -> None:
+    """A run's metrics.jsonl: step -> validation loss, and what stands behind the last whole line."""
+    rows = [
+        {"step": step, "tokens": step * 1024, "train_loss_nats": 9.0, "val_loss_nats": losses[step]} for step in losses
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows) + tail
+    (outputs / "runs" / run / "metrics.jsonl").write_text(text, encoding="utf-8")
