@@ -110,7 +110,7 @@ def test_an_axis_has_one_colour_in_both_directions_and_for_its_knobs() -> None:
     assert there["norm=rms"] == back["norm=layer"] and there["ffn=swiglu"] == back["ffn=gelu"]
     knob = made_table(rows=[made_row("base"), made_row("attn.n_kv_head=1", 0.1)])
     assert drawing.styles(knob)["attn.n_kv_head=1"].colour == there["attn=gqa"].colour
-    several = made_row("norm=rms,pos=rope", 0.1, parts={**BASES["vanilla"], "norm": "rms", "pos": "rope"})
+    several = made_row("norm=rms pos=rope", 0.1, parts={**BASES["vanilla"], "norm": "rms", "pos": "rope"})
     assert drawing.styles(made_table(rows=[several]))[several.name].colour == drawing.COLOURS["several"].lower()
     assert {*AXES} < {*drawing.COLOURS}
 
@@ -143,8 +143,9 @@ def test_a_label_is_at_most_two_short_lines(name: str) -> None:
 
 
 def test_a_short_name_is_not_shortened() -> None:
-    assert drawing.label("attn=gqa,norm=rms") == "attn=gqa,norm=rms"
-    assert drawing.label("attn=gqa,ffn=swiglu,norm=rms,pos=rope") == "attn=gqa,ffn=swiglu,norm=rms,\npos=rope"
+    assert drawing.label("attn=gqa norm=rms") == "attn=gqa norm=rms"
+    assert drawing.label("attn=gqa ffn=swiglu norm=rms pos=rope") == "attn=gqa ffn=swiglu norm=rms\npos=rope"
+    assert drawing.label("swap=norm,placement,pos,attn,ffn") == "swap=norm,placement,pos,attn,\nffn"
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 0.1)), min_size=1, max_size=10))

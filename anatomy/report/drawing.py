@@ -4,6 +4,7 @@ Lengths are inches, sizes of type points. Figures have 72 dots an inch, so that 
 """
 
 import colorsys
+import logging
 import re
 import unicodedata
 import warnings
@@ -88,10 +89,16 @@ def _settings() -> Any:  # matplotlib's type names each key
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """matplotlib set for this project. A character that no font has is drawn as a box, without a warning."""
+    """matplotlib set for this project. A character that no font has is drawn as a box; nothing is said about fonts."""
+    log = logging.getLogger("matplotlib.font_manager")
+    level = log.level
     with matplotlib.rc_context(_settings()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        yield
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
 
 
 # ------------------------------------------------------------------------------------------------ names
@@ -112,13 +119,13 @@ def _acts(char: str) -> bool:
 
 
 def label(name: str) -> str:
-    """A row's name for a figure: at most two lines, broken behind commas, with an ellipsis in what is too long."""
+    """A row's name for a figure: at most two lines, broken at blanks or commas; an ellipsis in what is too long."""
     lines = [""]
-    for piece in re.split("(?<=,)", visible(name)):
+    for piece in re.split("(?<=[ ,])", visible(name)):
         if len(lines) == 1 and lines[0] and cell_len(lines[0] + piece) > LABEL_CELLS:
             lines.append("")
         lines[-1] += piece
-    return "\n".join(map(_elided, lines))
+    return "\n".join(_elided(line.rstrip(" ")) for line in lines)
 
 
 def _elided(line: str) -> str:
@@ -170,7 +177,7 @@ def _kind(row: Row, table: Table) -> str:
         return "counterpart"
     base = next((other.parts for other in table.rows if other.name == "base"), None) or BASES.get(table.base or "")
     axes = differences(row.parts, base) if row.parts and base else ()
-    axes = axes or tuple({re.split("[.=]", word)[0] for word in row.name.split(",")})
+    axes = axes or tuple({re.split("[.=]", word)[0] for word in re.split("[ ,]", row.name)})
     return axes[0] if len(axes) == 1 and axes[0] in AXES else "several"
 
 

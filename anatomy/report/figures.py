@@ -114,14 +114,12 @@ def _reach(panels: Sequence[tuple[Table, Sequence[Row]]]) -> tuple[float, float]
     margin = 1.5 * max(table.margin_nats for table, _ in panels)
     sizes = sorted(max(-low, high, margin) for low, high in extents)
     most = FAR * sizes[len(sizes) // 2]
-    low = max(-most, min(-margin, *(low for low, _ in extents)))
-    high = min(most, max(margin, *(high for _, high in extents)))
+    ends = [-margin, margin, *(end for extent in extents for end in extent if abs(end) <= most)]
+    low, high = min(ends), max(ends)
     room = (high - low) / 2  # own intervals, the wider ones, may stretch the scale by half of it at either side
     own = [end for _, rows in panels for row in rows for end in (row.own_ci_low, row.own_ci_high) if end is not None]
-    low, high = (
-        min(low, *(end for end in own if end >= low - room)),
-        max(high, *(end for end in own if end <= high + room)),
-    )
+    near = [end for end in own if low - room <= end <= high + room]
+    low, high = min([low, *near]), max([high, *near])
     pad = 0.03 * (high - low)
     return low - pad, high + pad
 
