@@ -29,6 +29,9 @@ FINISHED: tuple[Status, ...] = ("done", "diverged")  # a diverged run is a resul
 # Keys of a resolved config that name a run without changing what it computes; what `match` solves counts, not the word.
 LABELS = ("base", "scale", "study", "output_dir", "force", "dry_run", "match")
 
+ADHOC = "adhoc"  # the study of runs asked for one by one
+PROMISES = ("question", "metric", "margin", "looks", "tune")  # of a spec: what a study says before it starts
+
 
 class Busy(Exception):
     """Another process holds the run's folder."""
@@ -110,7 +113,7 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def is_owned(folder: Path) -> bool:
-    """Whether a process is at work in the folder."""
+    """Whether a process is at work in the folder. Where nothing can be written (a copy to read), nobody is."""
     if not (folder / ".lock").exists():
         return False
     try:
@@ -118,6 +121,8 @@ def is_owned(folder: Path) -> bool:
             return False
     except Timeout:
         return True
+    except OSError:
+        return False
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
@@ -125,18 +130,23 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
     Raises ValueError on a damaged record.
     """
-    path = folder / "result.json"
+    record = _read_json(folder / "result.json", "record")
+    if record is not None and record.get("status") == "running" and not is_owned(folder):
+        record["status"] = "interrupted"
+    return record
+
+
+def _read_json(path: Path, kind: str) -> dict[str, Any] | None:
+    """A JSON object of this schema, None where there is no file. Raises ValueError on anything else."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        raise ValueError(f"{path}: not a record of schema {SCHEMA}")
-    if record.get("status") == "running" and not is_owned(folder):
-        record["status"] = "interrupted"
-    return record
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: not a {kind} of schema {SCHEMA}")
+    return content
 
 
 def finite(value: float | None) -> float | None:
@@ -160,38 +170,65 @@ class Entry:
     error: str | None
 
 
+def arm_words(base: str, swap: str, overrides: Sequence[str]) -> str:
+    """An arm as one would type it: its base, its swap, and what else was asked but for the seed and the study."""
+    words = [f"base={base}"]
+    if swap != "none":
+        words.append(f"swap=[{swap}]" if "," in swap else f"swap={swap}")
+    rest = (word for word in overrides if word.partition("=")[0] not in ("base", "swap", "seed", "study"))
+    return " ".join([*words, *sorted(rest)])
+
+
 def record_entries(folder: Path, spec: Mapping[str, Any], entries: Sequence[Entry]) -> None:
     """Add entries to a study's manifest, one an arm and seed: asking again replaces what was asked before.
 
-    The spec is kept, with its hash and date, as it stood when the study first started.
+    The spec is kept, with its hash and date, as it stood when the study first started. What a later command changes in
+    it, or in the run that a known request leads to, is kept as an amendment: pre-registration shows what moved.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     with FileLock(folder / ".lock"):
         manifest = read_manifest(folder) or {
             "schema": SCHEMA,
             "study": folder.name,
             "spec": dict(spec),
             "spec_sha256": hashlib.sha256(_canonical_json(spec).encode()).hexdigest(),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "started": now,
             "entries": [],
         }
-        by_request = {_request(entry): entry for entry in manifest["entries"]}
-        by_request |= {_request(entry): entry for entry in map(asdict, entries)}
-        write_json(folder / "study.json", {**manifest, "entries": list(by_request.values())})
+        known = {_request(entry): entry for entry in manifest["entries"]}
+        asked = {_request(entry): entry for entry in map(asdict, entries)}
+        manifest["amendments"] = manifest.get("amendments", [])  # manifests from before there were any lack the key
+        if folder.name != ADHOC:  # which collects single requests and promises nothing
+            changes = [*_spec_changes(manifest, spec), *_run_changes(known, asked)]
+            manifest["amendments"] += [{"at": now, "what": what} for what in changes]
+        added = {request: known[request].get("added") if request in known else now for request in asked}
+        known |= {request: {**entry, "added": added[request]} for request, entry in asked.items()}
+        write_json(folder / "study.json", {**manifest, "entries": list(known.values())})
+
+
+def _spec_changes(manifest: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:
+    """What a spec says otherwise than the one kept, unless the last amendment of that key says so already."""
+    for key in PROMISES:
+        old, new = manifest["spec"].get(key), spec.get(key)
+        what = f"{key}: {_canonical_json(old)} -> {_canonical_json(new)}"
+        said = [amendment["what"] for amendment in manifest["amendments"] if amendment["what"].startswith(f"{key}: ")]
+        if old != new and said[-1:] != [what]:
+            yield what
+
+
+def _run_changes(known: Mapping[Any, Mapping[str, Any]], asked: Mapping[Any, Mapping[str, Any]]) -> Iterator[str]:
+    """The requests that now lead to another run than before: a default, the text or the code of a part has changed."""
+    for request, entry in asked.items():
+        old, new = known.get(request, entry)["run"], entry["run"]
+        if old is not None and old != new:
+            words = arm_words(entry["base"], entry["swap"], entry["overrides"])
+            yield f"{words} seed={entry['seed']}: {old} -> {new or 'refused'}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """A study's manifest, None where there is none. Raises ValueError on a damaged one."""
-    path = folder / "study.json"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-        raise ValueError(f"{path}: not a manifest of schema {SCHEMA}")
-    return manifest
+    return _read_json(folder / "study.json", "manifest")
 
 
 def _request(entry: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -27,9 +27,9 @@ from anatomy.errors import UserError
 from anatomy.proof import Prover
 from anatomy.record import tokens_after
 from anatomy.runner import Job, finished_record, prepare, run
-from anatomy.runs import Busy, Entry, Layout, read_record, record_entries
+from anatomy.runs import ADHOC, Busy, Entry, Layout, arm_words, read_record, record_entries
 
-ADHOC = StudySpec(name="adhoc", question="Runs asked for one by one.")
+NO_STUDY = StudySpec(name=ADHOC, question="Runs asked for one by one.")
 NOMINAL_FLOPS_PER_S, NOMINAL_STEP_S = 75e9, 0.013  # of one thread; finished runs tell how far this machine is off
 
 Outcome = Literal["done", "diverged", "failed", "interrupted", "running", "planned", "refused"]
@@ -116,7 +116,7 @@ def make_plan(asked: Asked) -> Plan:
     if all(planned.job is None for planned in runs):
         raise UserError("\n".join(dict.fromkeys(str(planned.error) for planned in runs)))
     first = runs[0].config
-    return Plan(runs, first.study or ADHOC, asked.master, Layout(Path(first.output_dir)))
+    return Plan(runs, first.study or NO_STUDY, asked.master, Layout(Path(first.output_dir)))
 
 
 def _plan_run(request: Request, config: Config, prover: Prover | None) -> Planned:
@@ -135,7 +135,6 @@ def _plan_run(request: Request, config: Config, prover: Prover | None) -> Planne
 
 def write_manifest(plan: Plan) -> None:
     """Enter every run of the plan, refused ones included, into the study's manifest."""
-    seeds = sorted({planned.config.seed for planned in plan.runs})
     entries = [
         Entry(
             base=planned.config.base,
@@ -148,7 +147,10 @@ def write_manifest(plan: Plan) -> None:
         )
         for planned in plan.runs
     ]
-    record_entries(plan.layout.study(plan.study.name), {**plan.study.model_dump(mode="json"), "seeds": seeds}, entries)
+    arms = dict.fromkeys(arm_words(entry.base, entry.swap, entry.overrides) for entry in entries)
+    seeds = sorted({entry.seed for entry in entries})
+    spec = {**plan.study.model_dump(mode="json"), "arms": list(arms), "seeds": seeds}
+    record_entries(plan.layout.study(plan.study.name), spec, entries)
 
 
 def launch(plan: Plan) -> list[str]:

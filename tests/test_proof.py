@@ -1,4 +1,4 @@
-"""The swap proof: each part of the zoo passes on each base; a swap that does nothing, or more than it says, does not."""
+"""The swap proof: each part of the zoo passes on each base; a swap that does nothing, or more than it says, fails."""
 
 from collections.abc import Callable
 from pathlib import Path
