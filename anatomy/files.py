@@ -4,7 +4,10 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _HERE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (_HERE / "conf", _HERE.parent / "conf") if (folder / "config.yaml").is_file())
@@ -30,3 +33,13 @@ def write_json(path: Path, content: Any) -> None:
     """Write strict JSON atomically. Raises ValueError on NaN or infinity: a value that does not exist is null."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     write_atomic(path, (text + "\n").encode("utf-8"))
+
+
+def read_array(path: Path) -> "np.ndarray | None":
+    """An array out of a `.npy` file, mapped and not read before it is used; None where there is no sound one."""
+    import numpy as np  # not every command needs it
+
+    try:
+        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
+    except Exception:  # what numpy raises on a damaged file has no end
+        return None

@@ -21,7 +21,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from anatomy.corpus import Corpus, Segment
-from anatomy.files import write_atomic, write_json
+from anatomy.files import read_array, write_atomic, write_json
 
 MAX_N = 6
 XZ_PRESET = 9 | lzma.PRESET_EXTREME
@@ -173,11 +173,8 @@ def read_rungs(outputs: Path, sha256: str) -> list[RungEntry]:
 
 def read_rung_losses(outputs: Path, sha256: str, entry: RungEntry) -> NDArray[np.float32] | None:
     """Each table's loss on each test target, (MAX_N, num_windows, ctx_len); None where there is no sound file."""
-    try:
-        losses = np.load(_folder(outputs, sha256) / entry["losses"], mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return losses if losses.shape == (MAX_N, entry["num_windows"], entry["ctx_len"]) else None
+    losses = read_array(_folder(outputs, sha256) / entry["losses"])
+    return losses if losses is not None and losses.shape == (MAX_N, entry["num_windows"], entry["ctx_len"]) else None
 
 
 def _folder(outputs: Path, sha256: str) -> Path:

@@ -46,12 +46,13 @@ def attribute(study: str, base: str, groups: Sequence[Group], metric: str, margi
     add_one_in = {axis: found for axis in axes if (found := step(axis, none))}
     leave_one_out = {axis: found for axis in axes if (found := step(axis, all_axes - {axis}))}
     walk = [(axis, found) for axis, before in _walk(axes, sets) if (found := step(axis, before))]
-    if not (add_one_in and leave_one_out) and len(walk) < len(axes):
-        return None
+    walk = walk if len(walk) == len(axes) else []  # steps whose seeds do not meet are no walk
     everything = [frozenset(some) for size in range(len(axes) + 1) for some in combinations(axes, size)]
     is_full = any(all(some in losses for some in everything) for losses in by_seed.values())
     fitted = {} if is_full else _two_way_fits(axes, by_seed)
     complete = [losses for losses in by_seed.values() if len(losses) == len(everything)] if is_full else fitted.values()
+    if not (add_one_in and leave_one_out) and not walk and not complete:
+        return None
 
     def over_complete(quantity: Callable[..., float], *about: Any) -> Estimate | None:
         return estimate([quantity(losses, *about) for losses in complete])

@@ -8,8 +8,9 @@ Shapes:  W test windows, T targets a window.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anatomy.files import read_array
 from anatomy.report.data import AT_BEST, Breakdown, Curve, Profile, Sample, Shared
 from anatomy.report.gather import DAMAGE
 from anatomy.report.rows import Group
@@ -49,7 +51,7 @@ def read_evidence(
     detailed = [group for group in groups if group.done][:NUM_DETAILED]
     file = "test_losses_best.npy" if metric == AT_BEST else "test_losses.npy"
     differences = _differences(runs, detailed, base, file) if base else {}
-    records = {group.name: record for group in detailed if (record := _record(runs / group.done[0].name))}
+    record = cache(lambda run: _record(runs / run))
     return Evidence(
         curves=[curve for group in detailed if (curve := _curve(runs, group))],
         by_position=_by_position(differences),
@@ -57,9 +59,9 @@ def read_evidence(
         samples=[
             Sample(group.name, group.done[0].seed, sample)
             for group in detailed
-            if isinstance(sample := records.get(group.name, {}).get("sample"), str)
+            if isinstance(sample := record(group.done[0].name).get("sample"), str)
         ],
-        shared=_shared(detailed, base, records),
+        shared=[one for group in detailed if base and group is not base and (one := _shared(group, base, record))],
         text_errors={name: _text_error(pairs) for name, pairs in differences.items()},
     )
 
@@ -67,20 +69,19 @@ def read_evidence(
 # ------------------------------------------------------------------------------------------------- files
 
 
-def _record(folder: Path) -> Mapping[str, Any] | None:
+def _record(folder: Path) -> Mapping[str, Any]:
+    """A run's record, empty where it cannot be read."""
     try:
-        return read_record(folder)
+        return read_record(folder) or {}
     except ValueError:
-        return None
+        return {}
 
 
 def _losses(file: Path) -> Array | None:
-    try:
-        losses = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+    losses = read_array(file)
+    if losses is None or losses.ndim != 2 or losses.dtype != np.float32 or not losses.size:
         return None
-    is_sound = losses.ndim == 2 and losses.dtype == np.float32 and losses.size and np.isfinite(losses).all()
-    return losses if is_sound else None
+    return losses if np.isfinite(losses).all() else None
 
 
 def _curve(runs: Path, group: Group) -> Curve | None:
@@ -171,33 +172,22 @@ def _breakdown(differences: Mapping[str, Sequence[Array]], names: Sequence[str],
 # ------------------------------------------------------------------------------------------------- shared tensors
 
 
-def _shared(groups: Sequence[Group], base: Group | None, records: Mapping[str, Mapping[str, Any]]) -> list[Shared]:
-    """By the digests of every tensor's start, for the first seed that a row has."""
-    digests = {name: _digests(record) for name, record in records.items()}
-    if base is None or not digests.get(base.name):
-        return []
-    shared = []
-    for group in groups:
-        mine, theirs = digests.get(group.name), digests[base.name]
-        if group is base or not mine or group.done[0].seed != base.done[0].seed:
-            continue
-        both = mine.keys() & theirs.keys()
-        same = {name for name in both if mine[name] == theirs[name]}
-        shared.append(
-            Shared(
-                row=group.name,
-                num_shared=len(same),
-                changed=_over_blocks(both - same),
-                only_in_row=_over_blocks(mine.keys() - theirs.keys()),
-                only_in_base=_over_blocks(theirs.keys() - mine.keys()),
-            )
-        )
-    return shared
-
-
-def _digests(record: Mapping[str, Any]) -> Mapping[str, str]:
-    digests = record.get("init_digests")
-    return digests if isinstance(digests, Mapping) else {}
+def _shared(group: Group, base: Group, record: Callable[[str], Mapping[str, Any]]) -> Shared | None:
+    """By the digests of every tensor's start, for the first seed that row and base have in common."""
+    theirs_of = {run.seed: run.name for run in base.done}
+    pair = next(((run.name, theirs_of[run.seed]) for run in group.done if run.seed in theirs_of), None)
+    mine, theirs = (record(run).get("init_digests") for run in pair) if pair else (None, None)
+    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping) or not mine or not theirs:
+        return None
+    both = mine.keys() & theirs.keys()
+    same = {name for name in both if mine[name] == theirs[name]}
+    return Shared(
+        row=group.name,
+        num_shared=len(same),
+        changed=_over_blocks(both - same),
+        only_in_row=_over_blocks(mine.keys() - theirs.keys()),
+        only_in_base=_over_blocks(theirs.keys() - mine.keys()),
+    )
 
 
 def _over_blocks(names: set[str]) -> list[str]:

@@ -133,8 +133,9 @@ def attribution_finding(found: Attribution) -> str:
     elif found.walk:
         earned = "step by step " + ", ".join(f"{axis} {step.nats:+.3f}" for axis, step in found.walk)
     else:
-        both = [axis for axis in found.axes if axis in found.add_one_in and axis in found.leave_one_out]
-        pairs = (f"{a} {found.add_one_in[a].nats:+.3f} and {found.leave_one_out[a].nats:+.3f}" for a in both)
+        ends = (found.add_one_in, found.leave_one_out)
+        told = {a: [f"{end[a].nats:+.3f}" if a in end else "unknown" for end in ends] for a in found.axes}
+        pairs = (f"{axis} {' and '.join(pair)}" for axis, pair in told.items() if set(pair) != {"unknown"})
         earned = f"one part at a time, in {found.base} and in {found.counterpart}: " + ", ".join(pairs)
     rest = found.depends_on_the_rest
     depends = f" What {_and(rest)} {'does' if len(rest) == 1 else 'do'} depends on the rest." if rest else ""

@@ -78,8 +78,10 @@ def columns(metric: str) -> list[Column]:
     ]
 
 
-FOR_DETAIL = ("own interval", "least margin", "detectable", "seeds needed", "sd", "sd paired", "sd unpaired")
-FOR_DETAIL += ("correlation", "bits/char", "params %")
+FOR_DETAIL = (
+    *("own interval", "least margin", "detectable", "seeds needed"),
+    *("sd", "sd paired", "sd unpaired", "correlation", "bits/char", "params %"),
+)
 """The columns that a page does without; terminal, CSV and JSON have them."""
 FOR_SCREENS = ("p (Holm)", "best step", "params", "FLOPs/token", "KV bytes/token", "status")
 """The columns that paper does without, besides."""
