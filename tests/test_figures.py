@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_report import made_attribution, made_report, made_row, made_table, odd_table
+from made_report import STEPS, made_attribution, made_report, made_row, made_table, odd_table
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -81,6 +81,13 @@ def test_curves_name_the_rungs_in_reach_and_say_what_is_cut() -> None:
     assert {"trigram 1.74", "4-gram 1.35", "xz 1.69"} <= {*texts}
     assert not any(text.startswith(("5-gram", "6-gram")) for text in texts)
     assert any("at the start, are cut off" in text for text in texts)
+
+
+def test_a_curve_that_ends_early_says_so() -> None:
+    whole = made_table().curves
+    short = replace(whole[1], steps=STEPS[:4], mean=whole[1].mean[:4], low=whole[1].low[:4], high=whole[1].high[:4])
+    texts = drawn_texts(TABLE_FIGURES["curves"](made_table(curves=[whole[0], short])))
+    assert "llama (to step 300)" in texts and "base" in texts
 
 
 def test_tuned_rates_say_what_lies_at_the_edge_and_what_is_cut() -> None:

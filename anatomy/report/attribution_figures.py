@@ -25,6 +25,7 @@ from anatomy.report.drawing import (
     beside,
     file_name,
     label,
+    metric_name,
     new_figure,
     note,
     styled,
@@ -56,7 +57,8 @@ def walk(attribution: Attribution) -> Figure | None:
             names.append("together")
         _axis_rows(axes, names)
         axes.set_title(f"{visible(attribution.base)} → {visible(attribution.counterpart)}")
-        axes.set_xlabel(f"test loss minus that of {visible(attribution.base)}, {NATS}; left of 0 is better")
+        metric, base = metric_name(attribution.metric), visible(attribution.base)
+        axes.set_xlabel(f"{metric} minus that of {base}, {NATS}; left of 0 is better")
         note(figure, "bar: what the step changes, from where the steps before it have led; line: its 95 % interval")
     return figure
 
@@ -133,7 +135,7 @@ def shapley(attribution: Attribution) -> Figure | None:
             if axis in attribution.depends_on_the_rest:
                 beside(axes, y, "depends on the rest")
         _axis_rows(axes, names)
-        axes.set_xlabel(f"what the part changes, {NATS}; left of 0 is better")
+        axes.set_xlabel(f"what the part changes in {metric_name(attribution.metric)}, {NATS}; left of 0 is better")
         keys: list[Artist] = [Patch(facecolor=to_rgba("0.5", 0.5), edgecolor=INK)]
         keys += [Line2D([], [], color=INK, marker=">", ms=8, mfc="none"), Line2D([], [], color=INK, marker="<", ms=8)]
         drawn = [(key, visible(name)) for key, (name, estimates) in zip(keys, kinds, strict=True) if estimates]

@@ -28,7 +28,7 @@ from matplotlib.ticker import FuncFormatter
 from rich.cells import cell_len, set_cell_size
 
 from anatomy.axes import AXES, BASES, COUNTERPARTS, differences
-from anatomy.report.data import Row, Table
+from anatomy.report.data import AT_BEST, Row, Table
 
 INK = "#010203"  # text and axes; an inlined SVG takes the page's colour in its place
 WIDTH, FONT, SMALL = 10.0, 10.0, 9.0
@@ -141,6 +141,10 @@ def text_width(text: str, size: float = SMALL) -> float:
     return max(map(cell_len, text.split("\n"))) * size * 0.62 / 72
 
 
+def metric_name(metric: str) -> str:
+    return "test loss at the best validation step" if metric == AT_BEST else "test loss"
+
+
 # ------------------------------------------------------------------------------------------------ colours
 
 
@@ -247,9 +251,10 @@ def end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, Style]]) -> N
     places = spread([(y - bottom) / (top - bottom) for y in heights], sizes, 0, 1)
     for place, height, (x, _, text, style) in zip(places, heights, ends, strict=True):
         tie = {"arrowstyle": "-", "color": style.colour, "lw": 1, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 1}
+        is_seen = x >= axes.get_xlim()[0]  # else a tie would pass for the line
         edge = 1 + 18 / axes.bbox.width
         axes.annotate(text, (x, height), (edge, place), textcoords="axes fraction", va="center", fontsize=SMALL,
-                      arrowprops=tie, annotation_clip=False)  # fmt: skip
+                      arrowprops=tie if is_seen else None, annotation_clip=False)  # fmt: skip
 
 
 def point_labels(axes: Axes, points: Sequence[tuple[float, float, str, Style]]) -> None:

@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
 from anatomy.axes import COUNTERPARTS
 from anatomy.report.attribution_figures import ATTRIBUTION_FIGURES, attribution_name
-from anatomy.report.data import AT_BEST, Breakdown, Curve, Report, Row, Table
+from anatomy.report.data import Breakdown, Curve, Report, Row, Table
 from anatomy.report.drawing import (
     BASE_STYLE,
     INK,
@@ -27,6 +27,7 @@ from anatomy.report.drawing import (
     file_name,
     label,
     labels_height,
+    metric_name,
     new_figure,
     note,
     point_labels,
@@ -43,10 +44,6 @@ EARLY = 0.1  # share of the steps whose losses may leave the picture at its top
 LATE = 2 / 3  # where the enlargement of a curve's end begins
 WORST = 4.0  # how many times as far above the best as the median a loss may lie in the picture of rates
 FAR = 8.0  # an interval that reaches this many times as far as the median one is cut, and drawn as an arrow
-
-
-def metric_name(table: Table) -> str:
-    return "test loss at the best validation step" if table.metric == AT_BEST else "test loss"
 
 
 def directions(tables: Sequence[Table]) -> list[list[Table]]:
@@ -89,7 +86,8 @@ def forest(tables: Sequence[Table]) -> Figure | None:
             bottom -= gap
             axes.set_xlim(low, high)
             _forest_panel(axes, table, rows)
-        axes.set_xlabel(f"difference in {metric_name(panels[0][0])}, {NATS}: row minus base; left of 0 is better")
+        metric = metric_name(panels[0][0].metric)
+        axes.set_xlabel(f"difference in {metric}, {NATS}: row minus base; left of 0 is better")
         cut = "; an arrow: runs on beyond the picture" if _is_cut(panels, low, high) else ""
         note(figure, "thick: simultaneous over the rows of the table; thin: the row's own 95 % interval; "
                      f"shaded: the margin; hollow: no interval{cut}")  # fmt: skip
@@ -175,12 +173,14 @@ def _forest_row(axes: Axes, y: int, row: Row, style: Style) -> None:
 def curves(table: Table) -> Figure | None:
     """Validation loss over the steps, the whole run and its last third enlarged, with the n-gram rungs in reach."""
     look = styles(table)
-    shown = [curve for curve in table.curves if curve.row in look and curve.steps][:MAX_ROWS]
+    shown = [curve for curve in table.curves if curve.row in look and any(curve.steps)][:MAX_ROWS]
     if not shown:
         return None
-    last = max(curve.steps[-1] for curve in shown)
-    names = [label(curve.row) for curve in shown]
-    late = sum(step >= LATE * last for step in shown[0].steps) > 2
+    longest = max((curve.steps for curve in shown), key=lambda steps: steps[-1])
+    last = longest[-1]
+    stops = [f" (to step {curve.steps[-1]:,})" if curve.steps[-1] < last else "" for curve in shown]
+    names = [label(curve.row) + stop for curve, stop in zip(shown, stops, strict=True)]
+    late = sum(step >= LATE * last for step in longest) > 2
     right, height = max(map(text_width, names)) + 0.45, max(4.2, labels_height(names))
     widths = [0.55, 0.45] if late else [1.0]
     room = WIDTH - 0.75 - right - 0.7 * (len(widths) - 1)
@@ -203,10 +203,8 @@ def curves(table: Table) -> Figure | None:
                           for curve, name in zip(shown, names, strict=True)])  # fmt: skip
         started = max(curve.high[0] for curve in shown)
         cut = f"; losses above {top:.2f}, up to {started:.2f} at the start, are cut off" if started > top else ""
-        note(
-            figure,
-            f"line: mean over seeds; band: least to greatest seed; dotted across: n-gram tables of the text{cut}",
-        )
+        across = "; dotted across: n-gram tables of the text" if table.rungs else ""
+        note(figure, f"line: mean over seeds; band: least to greatest seed{across}{cut}")
     return figure
 
 
@@ -369,7 +367,7 @@ def cost(table: Table) -> Figure | None:
             if i % 2:
                 axes.tick_params(axis="y", labelleft=False)
             else:
-                axes.set_ylabel(f"{metric_name(table)},\n{NATS}")
+                axes.set_ylabel(f"{metric_name(table.metric)},\n{NATS}")
         note(figure, "point: mean over seeds; line up and down: one standard deviation over seeds; lower is better")
     return figure
 

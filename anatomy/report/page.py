@@ -25,17 +25,8 @@ from anatomy.report.figures import (
 )
 
 NOTHING = "–"
-WORDS = (
-    "better",
-    "worse",
-    "equivalent",
-    "inconclusive",
-    "diverged",
-    "failed",
-    "interrupted",
-    "unmatched",
-    "over-fitted",
-)
+VERDICTS = ("better", "worse", "equivalent", "inconclusive", "diverged")
+WORDS = (*VERDICTS, "failed", "interrupted", "unmatched", "over-fitted")  # which are coloured
 Numbers = Sequence[Sequence[str]]
 """A heading line, then lines."""
 
