@@ -132,10 +132,10 @@ def swapped(base: str, axes: Iterable[str]) -> dict[str, str]:
     return {**BASES[base], **{axis: BASES[COUNTERPARTS[base]][axis] for axis in axes}}
 
 
-def put_arms(outputs: Path, name: str, arms: Sequence[tuple[str, Mapping[str, Any]]], **spec: Any) -> None:
+def put_arms(outputs: Path, name: str, asked_for: Sequence[tuple[str, Mapping[str, Any]]], **spec: Any) -> None:
     """Runs and their manifest as the sweep writes it, with the words that asked for each: `base=vanilla swap=norm`."""
     entries = []
-    for words, record in arms:
+    for words, record in asked_for:
         asked = dict(word.split("=", 1) for word in words.split())
         swap = asked.get("swap", "none").strip("[]")
         overrides = [*words.split(), f"seed={record['seed']}"]

@@ -387,3 +387,13 @@ def test_only_a_tables_first_rows_are_read_so_closely(tmp_path: Path) -> None:
     assert [curve.row for curve in table.curves] == ["base", *detailed]
     assert table.by_position is not None and [profile.row for profile in table.by_position.profiles] == detailed
     assert [sample.row for sample in table.samples] == detailed
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, "words"])
+def test_losses_of_the_tables_that_are_no_numbers_sort_nothing(tmp_path: Path, odd: object) -> None:
+    put_pair(tmp_path)
+    put_rungs(tmp_path, ctx_len=T, num_windows=W, ngram_losses_WT=np.ones((W, T)))
+    file = next(tmp_path.glob("corpora/*/rung_losses.npy"))
+    np.save(file, np.full((6, W, T), odd, np.dtype(type(odd)) if odd == "words" else np.float32))
+    table = table_of(tmp_path)
+    assert table.by_knowledge is None and table.by_position is not None
