@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from anatomy.corpus import BatchOrder, Corpus, Vocabulary
 from anatomy.model import Transformer, initialise
 from anatomy.train import Training
 
+Task = Callable[[], None]
 FIRST_CODE_POINT = 0x4E00  # made-up text: that many CJK characters, drawn at random
 
 
@@ -32,20 +34,33 @@ class StepTimes:
 
 
 def time_steps(configs: Mapping[str, Config], *, num_symbols: int, rounds: int) -> dict[str, StepTimes]:
-    """Time one training step and its bare matrix products for each config, `rounds` times, taking turns."""
-    tasks: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {}
-    for name, config in configs.items():
-        training = _training(config, num_symbols)
+    """Time one training step and its bare matrix products for each config, `rounds` times, taking turns. On the CPU."""
+    tasks: list[Task] = []
+    for config in configs.values():
+        training = _training(config, num_symbols, torch.device("cpu"))
         shapes = product_shapes(training.model, config.train.batch_size, config.model.ctx_len)
-        tasks[name] = (training.step, _products(shapes, training.device))
-    for pair in tasks.values():  # the first call pays for allocations and kernel choices
-        for task in pair:
-            task()
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in tasks}
-    for _ in range(rounds):
-        for name, (step, products) in tasks.items():
-            times[name].append((_milliseconds(step), _milliseconds(products)))
-    return {name: _summary(pairs) for name, pairs in times.items()}
+        tasks += [training.step, _products(shapes, training.device)]
+    times = _take_turns(tasks, rounds)
+    return {name: _summary(*times[2 * i : 2 * i + 2]) for i, name in enumerate(configs)}
+
+
+def step_ms(*configs: Config, num_symbols: int, device: torch.device, rounds: int) -> list[float]:
+    """Median milliseconds of a training step of each config, taking turns."""
+    trainings = [_training(config, num_symbols, device) for config in configs]
+
+    def step(training: Training) -> None:
+        training.step()
+        _wait(device)
+
+    return [statistics.median(times) for times in _take_turns([partial(step, t) for t in trainings], rounds)]
+
+
+def _take_turns(tasks: Sequence[Task], rounds: int) -> list[list[float]]:
+    """Milliseconds of each task, round by round. A first call, which pays for allocations and kernels, is not timed."""
+    for task in tasks:
+        task()
+    by_round = [[_milliseconds(task) for task in tasks] for _ in range(rounds)]
+    return [list(times) for times in zip(*by_round, strict=True)]
 
 
 def ratio_of_medians(times: Mapping[str, StepTimes], name: str, other: str) -> float:
@@ -68,7 +83,7 @@ def product_shapes(model: Transformer, batch_size: int, ctx_len: int) -> list[tu
     return [*shapes, (1, num_tokens, model.embed.embedding_dim, model.num_symbols)]
 
 
-def _products(shapes: Sequence[tuple[int, ...]], device: torch.device) -> Callable[[], None]:
+def _products(shapes: Sequence[tuple[int, ...]], device: torch.device) -> Task:
     """Each product forward, and the two that its gradient takes."""
     operands: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch, rows, inner, columns in shapes:
@@ -91,13 +106,13 @@ def _products(shapes: Sequence[tuple[int, ...]], device: torch.device) -> Callab
     return run
 
 
-def _training(config: Config, num_symbols: int) -> Training:
+def _training(config: Config, num_symbols: int, device: torch.device) -> Training:
     torch.set_num_threads(config.train.threads)
     corpus = _made_up_corpus(num_symbols)
     model = build_model(config, num_symbols, device="cpu")
     initialise(model, config.init, seed=config.seed)
     order = BatchOrder(corpus.train, config.model.ctx_len, seed=config.seed)
-    return Training(model, corpus, order, config.train, ctx_len=config.model.ctx_len, seed=config.seed)
+    return Training(model.to(device), corpus, order, config.train, ctx_len=config.model.ctx_len, seed=config.seed)
 
 
 def _made_up_corpus(num_symbols: int) -> Corpus:
@@ -107,18 +122,17 @@ def _made_up_corpus(num_symbols: int) -> Corpus:
     return Corpus("made up", "", vocabulary, ids, "tail", everything, everything, everything)
 
 
-def _milliseconds(task: Callable[[], None]) -> float:
+def _milliseconds(task: Task) -> float:
     began = time.perf_counter()
     task()
     return 1e3 * (time.perf_counter() - began)
 
 
-def _summary(pairs: Sequence[tuple[float, float]]) -> StepTimes:
-    steps, products = zip(*pairs, strict=True)
+def _summary(steps: Sequence[float], products: Sequence[float]) -> StepTimes:
     return StepTimes(
         statistics.median(steps),
         statistics.median(products),
-        statistics.median(step / product for step, product in pairs),
+        statistics.median(step / product for step, product in zip(steps, products, strict=True)),
     )
 
 

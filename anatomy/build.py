@@ -83,7 +83,7 @@ def build_model(config: Config, num_symbols: int, *, device: str | torch.device 
 
     Raises UserError with every fault of the composition, a line each.
     """
-    if config.match is not None:
+    if config.match in MATCHED:
         config = with_hidden(config, matched_hidden(config, num_symbols))
     sizes, faults = config.model, []
     vocab_size = num_symbols if sizes.vocab_size is None else sizes.vocab_size
@@ -186,7 +186,6 @@ def matched_hidden(config: Config, num_symbols: int) -> int:
 
     Raises UserError if the width is given as well, if the FFN has none, and if no width above 0 comes nearest.
     """
-    assert config.match is not None
     where = f"match={config.match}"
     if "hidden" not in config.ffn:
         raise UserError(f"{where}: solves ffn.hidden, which ffn={config.ffn['name']} does not take; type match=null")

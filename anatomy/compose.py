@@ -5,8 +5,8 @@ module registers the resolvers that conf/config.yaml needs, so a worker that imp
 """
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -52,6 +52,31 @@ class Request:
     swap: tuple[str, ...]
     resolved: dict[str, Any]
 
+    @property
+    def swap_words(self) -> str:
+        """The swap as the manifest keeps it: axes with commas between, or none."""
+        return ",".join(self.swap) or "none"
+
+    def with_settings(self, settings: Mapping[str, Any]) -> "Request":
+        """The same run with other values (dotted key -> number), in its words as in its config."""
+        resolved = copy.deepcopy(self.resolved)
+        for key, value in settings.items():
+            *sections, last = key.split(".")
+            place = resolved
+            for section in sections:
+                place = place[section]
+            place[last] = value
+
+        def other(words: Sequence[str]) -> list[str]:
+            return [word for word in words if word.lstrip("+").partition("=")[0] not in settings]
+
+        return replace(
+            self,
+            overrides=(*other(self.overrides), *(f"{key}={value}" for key, value in settings.items())),
+            launch_overrides=(*other(self.launch_overrides), *(f"++{key}={value}" for key, value in settings.items())),
+            resolved=resolved,
+        )
+
     def swap_fault(self) -> str | None:
         """What is wrong with the swap, if it changes nothing."""
         base = self.resolved["base"]
@@ -87,9 +112,9 @@ def read_command(words: Sequence[str], *, multirun: bool, config_dir: str | None
     about_hydra = [str(o.input_line) for o in overrides if o.is_hydra_override()]
     if config_dir:
         about_hydra.append(f"hydra.searchpath=[{Path(config_dir).resolve().as_uri()}]")
-    settings = [o for o in overrides if not o.is_hydra_override()]
+    settings = [o for o in overrides if not o.is_hydra_override() and not _is_no_study(o)]
     swept = [str(o.input_line) for o in settings if o.is_sweep_override()]
-    is_sweep = multirun or any(o.key_or_group == "study" and o.value() is not None for o in settings)
+    is_sweep = multirun or any(o.key_or_group == "study" for o in settings)
     if swept and not is_sweep:
         raise UserError(f"{swept[0]}: several values ask for a sweep; type anatomy-train -m {' '.join(words)}")
     master = _compose([*about_hydra, *(_launchable(o) for o in settings if not o.is_sweep_override())])
@@ -100,6 +125,10 @@ def read_command(words: Sequence[str], *, multirun: bool, config_dir: str | None
     arms: dict[tuple[str, ...], DictConfig] = {}
     requests = tuple(_request(about_hydra, _parse(job), arms) for job in jobs)
     return Asked(requests, is_sweep, master)
+
+
+def _is_no_study(override: Override) -> bool:
+    return override.key_or_group == "study" and _options(override) == [None]  # Hydra cannot override a group by null
 
 
 def _request(

@@ -7,8 +7,9 @@ they are the keyword arguments of its class (see build.py).
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import MinLen
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -67,6 +68,13 @@ class SampleConfig(Section):
     prompt: str | None
 
 
+class TuneSpec(Section):
+    """How a study tunes: every arm at every rate on two seeds that its test does not use (see tune.py)."""
+
+    lr: Annotated[tuple[Positive, ...], MinLen(5)]
+    seeds: tuple[Natural, Natural]
+
+
 class StudySpec(Section):
     """What a study asks. `metric` None leaves it to the protocol; `margin` in nats; `looks` are numbers of seeds."""
 
@@ -75,6 +83,7 @@ class StudySpec(Section):
     metric: Literal["test_loss_nats", "test_loss_nats_at_best"] | None = None
     margin: Positive = 0.01
     looks: tuple[Count, ...] | None = None
+    tune: TuneSpec | None = None
 
 
 class Config(Section):
@@ -85,7 +94,7 @@ class Config(Section):
     seed: Natural
     init_salt: Natural
     order_salt: Natural
-    match: Literal["params", "flops"] | None = None
+    match: Literal["params", "flops", "time"] | None = None
     output_dir: str
     force: bool
     dry_run: bool

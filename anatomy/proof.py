@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from anatomy.axes import AXES, BASES, differences
-from anatomy.build import build_model, derived, with_hidden, with_parts
+from anatomy.build import MATCHED, build_model, derived, with_hidden, with_parts
 from anatomy.config import Config
 from anatomy.errors import UserError
 from anatomy.model import Transformer, init_digests, initialise
@@ -163,7 +163,7 @@ class Prover:
         return self._faults[key]
 
     def _find_faults(self, config: Config, num_symbols: int) -> Iterator[str]:
-        is_matched = config.match is not None
+        is_matched = config.match in MATCHED
         if is_matched:
             config = with_hidden(config, derived(build_model(config, num_symbols))["ffn_hidden"])
         for axis in differences(config.parts, BASES[config.base]):

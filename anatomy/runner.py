@@ -31,6 +31,7 @@ from anatomy.record import PeakMemory, first_record, tokens_after
 from anatomy.rungs import ensure_rungs
 from anatomy.runs import FINISHED, Layout, finite, owned, read_record, run_name
 from anatomy.sample import continue_ids
+from anatomy.steptimes import StepTimes
 from anatomy.train import Diverged, Training
 
 SAMPLE_CHARS = 200
@@ -68,8 +69,11 @@ class Job:
         return self.layout.run(self.name)
 
 
-def prepare(config: Config, resolved: dict[str, Any]) -> Job:
-    """Check all that can be checked before a run starts. Writes nothing. Raises UserError."""
+def prepare(config: Config, resolved: dict[str, Any], step_times: StepTimes | None = None) -> Job:
+    """Check all that can be checked before a run starts. Writes nothing. Raises UserError.
+
+    Under match=time the job's steps are solved, from `step_times` or what the outputs folder knows of them.
+    """
     corpus = corpus_of(config)
     model = build_model(config, len(corpus.vocabulary))
     BatchOrder(corpus.train, config.model.ctx_len, seed=config.seed, salt=config.order_salt)
@@ -79,8 +83,14 @@ def prepare(config: Config, resolved: dict[str, Any]) -> Job:
         corpus.windows("test", max(config.eval.lengths))
     if config.sample.prompt is not None:
         corpus.vocabulary.encode(config.sample.prompt)
+    device = _device(config.train.device)
+    if config.match == "time":
+        step_times = step_times or StepTimes(Layout(Path(config.output_dir)))
+        steps = step_times.matched_steps(config, corpus, device)
+        config = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
+        resolved = {**resolved, "train": {**resolved["train"], "steps": steps}}
     name = run_name(resolved, derived(model), corpus.sha256)
-    return Job(config, resolved, corpus, model, _device(config.train.device), name)
+    return Job(config, resolved, corpus, model, device, name)
 
 
 def corpus_of(config: Config) -> Corpus:

@@ -69,7 +69,7 @@ def run_name(config: Mapping[str, Any], derived: Mapping[str, int], corpus_sha25
     """
     sizes = config["model"]
     parts = "-".join(part_name(config, axis) for axis in AXES)
-    digest = hashlib.sha256(_canonical_json(identity(config, derived, corpus_sha256)).encode()).hexdigest()
+    digest = hashlib.sha256(canonical_json(identity(config, derived, corpus_sha256)).encode()).hexdigest()
     return f"{parts}_{sizes['d_model']}x{sizes['n_layer']}_ctx{sizes['ctx_len']}_seed{config['seed']}_{digest[:10]}"
 
 
@@ -91,7 +91,8 @@ def identity(config: Mapping[str, Any], derived: Mapping[str, Any], corpus_sha25
     return result
 
 
-def _canonical_json(content: Any) -> str:
+def canonical_json(content: Any) -> str:
+    """The one JSON text of some content, for hashing. Raises ValueError on NaN or infinity."""
     return json.dumps(content, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
@@ -130,13 +131,13 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
     Raises ValueError on a damaged record.
     """
-    record = _read_json(folder / "result.json", "record")
+    record = read_json(folder / "result.json", "record")
     if record is not None and record.get("status") == "running" and not is_owned(folder):
         record["status"] = "interrupted"
     return record
 
 
-def _read_json(path: Path, kind: str) -> dict[str, Any] | None:
+def read_json(path: Path, kind: str) -> dict[str, Any] | None:
     """A JSON object of this schema, None where there is no file. Raises ValueError on anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -192,7 +193,7 @@ def record_entries(folder: Path, spec: Mapping[str, Any], entries: Sequence[Entr
             "schema": SCHEMA,
             "study": folder.name,
             "spec": dict(spec),
-            "spec_sha256": hashlib.sha256(_canonical_json(spec).encode()).hexdigest(),
+            "spec_sha256": hashlib.sha256(canonical_json(spec).encode()).hexdigest(),
             "started": now,
             "entries": [],
         }
@@ -211,7 +212,7 @@ def _spec_changes(manifest: Mapping[str, Any], spec: Mapping[str, Any]) -> Itera
     """What a spec says otherwise than the one kept, unless the last amendment of that key says so already."""
     for key in PROMISES:
         old, new = manifest["spec"].get(key), spec.get(key)
-        what = f"{key}: {_canonical_json(old)} -> {_canonical_json(new)}"
+        what = f"{key}: {canonical_json(old)} -> {canonical_json(new)}"
         said = [amendment["what"] for amendment in manifest["amendments"] if amendment["what"].startswith(f"{key}: ")]
         if old != new and said[-1:] != [what]:
             yield what
@@ -228,7 +229,7 @@ def _run_changes(known: Mapping[Any, Mapping[str, Any]], asked: Mapping[Any, Map
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """A study's manifest, None where there is none. Raises ValueError on a damaged one."""
-    return _read_json(folder / "study.json", "manifest")
+    return read_json(folder / "study.json", "manifest")
 
 
 def _request(entry: Mapping[str, Any]) -> tuple[Any, ...]:

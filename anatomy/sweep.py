@@ -28,6 +28,7 @@ from anatomy.proof import Prover
 from anatomy.record import tokens_after
 from anatomy.runner import Job, finished_record, prepare, run
 from anatomy.runs import ADHOC, Busy, Entry, Layout, arm_words, read_record, record_entries
+from anatomy.steptimes import StepTimes
 
 NO_STUDY = StudySpec(name=ADHOC, question="Runs asked for one by one.")
 NOMINAL_FLOPS_PER_S, NOMINAL_STEP_S = 75e9, 0.013  # of one thread; finished runs tell how far this machine is off
@@ -49,11 +50,15 @@ class Planned:
     def to_do(self) -> bool:
         return self.job is not None and not self.was_done
 
+    def record(self) -> dict[str, Any] | None:
+        """What the pool has of the run now; a damaged record counts as none."""
+        return _record_or_none(self.job.folder) if self.job else None
+
     def outcome(self) -> Outcome:
         """What the pool says of the run now."""
         if self.job is None:
             return "refused"
-        record = _record_or_none(self.job.folder)
+        record = self.record()
         return record["status"] if record is not None else "planned"
 
     def label(self) -> str:
@@ -63,12 +68,13 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a command, in the order asked. `master` is Hydra's own config, to launch with."""
+    """Runs to make, in the order asked: those of a command, or of a stage of it."""
 
     runs: tuple[Planned, ...]
     study: StudySpec
-    master: DictConfig
+    asked: Asked
     layout: Layout
+    step_times: StepTimes
 
     @property
     def to_do(self) -> tuple[Planned, ...]:
@@ -77,7 +83,7 @@ class Plan:
 
     @property
     def num_workers(self) -> int:
-        asked = self.master.hydra.launcher.get("n_jobs") or 1
+        asked = self.asked.master.hydra.launcher.get("n_jobs") or 1
         return asked if asked > 0 else max(1, len(os.sched_getaffinity(0)) + 1 + asked)
 
     def about_seconds(self) -> float:
@@ -95,50 +101,56 @@ class Plan:
         return f"{runs}: {', '.join(parts + about)}"
 
 
-def make_plan(asked: Asked) -> Plan:
-    """Check every run asked for. Writes nothing.
+def make_plan(asked: Asked, requests: Sequence[Request] | None = None) -> Plan:
+    """Check every run asked for, or those of a stage (`requests`). Writes nothing.
 
     Raises UserError on a wrong type or name anywhere, on a run that cannot be where it is the only one, and where every
     run was refused; otherwise a run that cannot be is part of the plan, as refused.
     """
     configs: list[Config | None] = []
     faults: list[str] = []
-    for request in asked.requests:
+    requests = asked.requests if requests is None else requests
+    for request in requests:
         config, wrong = parse_config(request.resolved)
         faults += wrong + part_faults(request.resolved)
         configs.append(config)
     if faults:
         raise UserError("\n".join(dict.fromkeys(faults)))
-    prover = Prover() if asked.is_sweep else None
+    checked = [config for config in configs if config is not None]
+    layout = Layout(Path(checked[0].output_dir))
+    prover, step_times = Prover() if asked.is_sweep else None, StepTimes(layout)
     runs = tuple(
-        _plan_run(request, config, prover) for request, config in zip(asked.requests, configs, strict=True) if config
+        _plan_run(request, config, prover, step_times) for request, config in zip(requests, checked, strict=True)
     )
     if all(planned.job is None for planned in runs):
         raise UserError("\n".join(dict.fromkeys(str(planned.error) for planned in runs)))
-    first = runs[0].config
-    return Plan(runs, first.study or NO_STUDY, asked.master, Layout(Path(first.output_dir)))
+    return Plan(runs, checked[0].study or NO_STUDY, asked, layout, step_times)
 
 
-def _plan_run(request: Request, config: Config, prover: Prover | None) -> Planned:
+def _plan_run(request: Request, config: Config, prover: Prover | None, step_times: StepTimes) -> Planned:
     """Check one run; what a sweep still has to train is held against its base as well."""
     try:
         if fault := request.swap_fault():
             raise UserError(fault)
-        job = prepare(config, request.resolved)
+        job = prepare(config, request.resolved, step_times)
         was_done = not config.force and finished_record(job) is not None
         if prover and not was_done and (faults := prover.faults(config, len(job.corpus.vocabulary))):
             raise UserError("\n".join(faults))
     except UserError as error:
         return Planned(request, config, None, str(error), was_done=False)
-    return Planned(request, config, job, None, was_done)
+    return Planned(request, job.config, job, None, was_done)
 
 
 def write_manifest(plan: Plan) -> None:
-    """Enter every run of the plan, refused ones included, into the study's manifest."""
+    """Enter every run of the plan, refused ones included, into the study's manifest; keep what was timed for it.
+
+    What the study promises is all that the command asked for, whatever the stage.
+    """
+    plan.step_times.save()
     entries = [
         Entry(
             base=planned.config.base,
-            swap=",".join(planned.request.swap) or "none",
+            swap=planned.request.swap_words,
             overrides=planned.request.overrides,
             seed=planned.config.seed,
             prediction=None,
@@ -147,8 +159,9 @@ def write_manifest(plan: Plan) -> None:
         )
         for planned in plan.runs
     ]
-    arms = dict.fromkeys(arm_words(entry.base, entry.swap, entry.overrides) for entry in entries)
-    seeds = sorted({entry.seed for entry in entries})
+    asked = plan.asked.requests
+    arms = dict.fromkeys(arm_words(each.resolved["base"], each.swap_words, each.overrides) for each in asked)
+    seeds = sorted({each.resolved["seed"] for each in asked})
     spec = {**plan.study.model_dump(mode="json"), "arms": list(arms), "seeds": seeds}
     record_entries(plan.layout.study(plan.study.name), spec, entries)
 
@@ -157,9 +170,9 @@ def launch(plan: Plan) -> list[str]:
     """Run what is left to do with Hydra's launcher. Returns what went wrong outside the runs themselves."""
     loader = GlobalHydra.instance().config_loader()
     launcher = Plugins.instance().instantiate_launcher(
-        hydra_context=HydraContext(config_loader=loader, callbacks=Callbacks(plan.master)),
+        hydra_context=HydraContext(config_loader=loader, callbacks=Callbacks(plan.asked.master)),
         task_function=task,
-        config=plan.master,
+        config=plan.asked.master,
     )
     jobs = [planned.request.launch_overrides for planned in plan.to_do]
     try:

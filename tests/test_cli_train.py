@@ -35,6 +35,7 @@ def manifest(outputs: Path, study: str = "adhoc") -> dict:
 def test_help_names_every_part_and_version_is_the_packages() -> None:
     text = train("--help").stdout
     assert all(word in text for word in ("layer_nobias", "sinusoidal", "mqa", "swiglu", "study=", "train.lr"))
+    assert any(line.startswith("match: null # params, flops: ") for line in text.splitlines())
     assert __version__ in train("--version").stdout
 
 
@@ -97,6 +98,53 @@ def test_a_study_sweeps_without_m_and_shares_its_runs_with_other_studies(tmp_pat
     assert "2 runs: 2 done" in train("study=swaps", *words, "base=vanilla", "swap=none,norm", cwd=tmp_path).stdout
     spec = manifest(tmp_path / "out", "walk")["spec"]
     assert spec["name"] == "walk" and spec["seeds"] == [0] and spec["question"]
+
+
+def test_a_study_that_is_null_is_a_plain_run(tmp_path: Path, text_file: Path) -> None:
+    train("study=null", *SMALL, f"corpus.path='{text_file}'", "output_dir=out", "train.steps=0", cwd=tmp_path)
+    assert len(manifest(tmp_path / "out")["entries"]) == 1
+
+
+def test_no_style_codes_where_no_color_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in train("-m", "seed=0,1", "dry_run=true", cwd=tmp_path).stdout
+    code = "from anatomy.cli.common import console; console().print('x', style='bold red')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "x\n"
+
+
+def test_time_matched_runs_are_launched_with_the_steps_of_the_plan(tmp_path: Path, text_file: Path) -> None:
+    words = [*SMALL, f"corpus.path='{text_file}'", "output_dir=out", "train.steps=20", "-m", "match=null,time"]
+    words += ["swap=none,ffn"]
+    assert not list(tmp_path.iterdir()) and train(*words, "dry_run=true", cwd=tmp_path).stdout
+    assert not list(tmp_path.iterdir())
+    train(*words, cwd=tmp_path)
+    (times,) = json.loads((tmp_path / "out" / "step_times.json").read_text())["times"].values()
+    steps = round(20 * times["base_step_ms"] / times["step_ms"])
+    by_run = {record["run"]: record for record in records(tmp_path / "out")}
+    raw, swapped, base, matched = (by_run[entry["run"]] for entry in manifest(tmp_path / "out")["entries"])
+    assert base == raw and swapped["steps"] == 20
+    assert (matched["steps"], matched["config"]["train"]["steps"]) == (steps, steps)
+    assert "4 runs: 4 done" in train(*words, cwd=tmp_path).stdout
+
+
+def test_a_tuned_study_runs_both_stages_in_one_command_and_goes_on(tmp_path: Path, text_file: Path) -> None:
+    words = ["study=swaps_tuned", *SMALL, f"corpus.path='{text_file}'", "output_dir=out", "base=vanilla", "swap=none"]
+    words += ["seed=0", "train.steps=4", "train.warmup_steps=0"]
+    plan = train(*words, "dry_run=true", cwd=tmp_path).stdout
+    assert plan.startswith("swaps_tuned, rates: 10 runs: 10 to do") and "then at most 2 runs" in plan
+    assert not list(tmp_path.iterdir())
+    text = train(*words, cwd=tmp_path).stdout
+    assert "swaps_tuned, rates: 10 done" in text and "swaps_tuned, test: 2 done" in text
+    tuning = [record for record in records(tmp_path / "out") if record["seed"] != 0]
+    means: dict[float, float] = {}
+    for record in tuning:
+        rate = record["config"]["train"]["lr"]
+        means[rate] = means.get(rate, 0) + record["val_loss_nats"] / 2
+    tested = {record["config"]["train"]["lr"] for record in records(tmp_path / "out") if record["seed"] == 0}
+    assert tested == {4e-3, min(means, key=means.__getitem__)}
+    assert "swaps_tuned, test: 2 runs: 2 done" in train(*words, cwd=tmp_path).stdout
 
 
 def test_a_lone_diverged_run_is_a_result(tmp_path: Path, text_file: Path) -> None:

@@ -125,7 +125,7 @@ def test_what_cannot_be_matched_is_refused_in_one_line(words: list[str], message
 
 
 def test_a_word_that_is_no_match_is_refused() -> None:
-    with pytest.raises(UserError, match="match=\"weights\": should be 'params' or 'flops'"):
+    with pytest.raises(UserError, match="match=\"weights\": should be 'params', 'flops' or 'time'"):
         make_plan(read_command(["match=weights"], multirun=False))
 
 

@@ -1,6 +1,7 @@
 """What all command lines share: exit codes, one-line errors, a console that is never cut when piped."""
 
 import io
+import os
 import sys
 from typing import NoReturn
 
@@ -16,7 +17,16 @@ def console(*, stderr: bool = False) -> Console:
     """A console that prints text as it is: no markup, no emoji codes; as wide as its content when piped."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 10_000
-    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+    plain = bool(os.environ.get("NO_COLOR"))  # rich drops colours for it, but keeps bold under FORCE_COLOR
+    return Console(
+        stderr=stderr,
+        width=width,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        color_system=None if plain else "auto",
+        force_terminal=stream.isatty() if plain else None,
+    )
 
 
 def steady_output() -> None:

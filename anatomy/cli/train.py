@@ -14,6 +14,7 @@ from anatomy.files import CONF
 if TYPE_CHECKING:
     from anatomy.runner import Job
     from anatomy.sweep import Plan
+    from anatomy.tune import Stage
 
 USAGE = """\
 anatomy-train [SETTING=VALUE ...]            train one composition
@@ -89,20 +90,28 @@ def _main(words: list[str]) -> int:
         raise UserError("anatomy-train: of Hydra's flags it takes --multirun, --config-dir, --cfg, --info and --help")
 
     from anatomy.compose import read_command, shadowed
-    from anatomy.sweep import make_plan, write_manifest
+    from anatomy.sweep import write_manifest
+    from anatomy.tune import stages
 
     for name in shadowed(args.config_dir) if args.config_dir else ():
         print(f"{args.config_dir}: {name} has the name of a built-in file, which wins; rename yours", file=sys.stderr)
     asked = read_command(args.overrides, multirun=args.multirun or bool(args.run), config_dir=args.config_dir)
-    plan = make_plan(asked)
     out = console()
-    dry_run = plan.runs[0].config.dry_run
-    if asked.is_sweep or dry_run:
-        out.print(f"{plan.study.name}: {plan}")
-    if dry_run:
-        return DONE
-    write_manifest(plan)
-    return _sweep(plan) if asked.is_sweep else _single(plan)
+    code = DONE
+    for stage in stages(asked):
+        plan = stage.plan
+        dry_run = plan.runs[0].config.dry_run
+        if asked.is_sweep or dry_run:
+            out.print(f"{stage.title}: {plan}")
+            for note in stage.notes:
+                out.print(note)
+        if dry_run:
+            return DONE
+        write_manifest(plan)
+        code = max(code, _sweep(stage) if asked.is_sweep else _single(plan))
+    if asked.is_sweep:
+        out.print(f"type: anatomy-report {plan.layout.study(plan.study.name)}")
+    return code
 
 
 def _single(plan: "Plan") -> int:
@@ -152,12 +161,12 @@ def _sizes(job: "Job") -> str:
     return ", ".join(f"{name} {value}" for name, value in sizes.items())
 
 
-def _sweep(plan: "Plan") -> int:
-    """Launch what a sweep has left to do; sum up by status."""
+def _sweep(stage: "Stage") -> int:
+    """Launch what a stage of a sweep has left to do; sum up by status."""
     from anatomy.cli.progress import sweep_progress
     from anatomy.sweep import launch, reasons, summarise
 
-    out = console()
+    out, plan = console(), stage.plan
     broken: list[str] = []
     if plan.to_do:
         with sweep_progress(out, plan):
@@ -165,8 +174,7 @@ def _sweep(plan: "Plan") -> int:
     for line in [*reasons(plan.runs), *broken]:
         out.print(line)
     counts = summarise(plan)
-    out.print(f"{plan.study.name}: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
-    out.print(f"type: anatomy-report {plan.layout.study(plan.study.name)}")
+    out.print(f"{stage.title}: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
     return DONE if set(counts) <= {"done"} and not broken else FAILED
 
 
