@@ -197,8 +197,10 @@ def made_attribution(**values: Any) -> Attribution:
         shapley={axis: _estimate(nats, 0.005) for axis, nats in shapley.items()},
         model="all 32 compositions",
         depends_on_the_rest=("placement", "ffn"),
-        finding="ffn earns -0.0786 ± 0.0050 of -0.1640 nats, pos -0.0515; what placement and ffn do depends on the "
-        "rest.",
+        findings={
+            "verdict": "ffn earns -0.0786 ± 0.0050 of -0.1640 nats; what placement and ffn do depends on the rest.",
+            "walk": "The largest step is ffn's.",
+        },
     )
     return replace(attribution, **values)
 

@@ -252,7 +252,7 @@ def test_where_a_part_does_another_thing_at_the_other_end_it_depends_on_the_rest
 
     put_study(tmp_path, "swaps", records(BOTH_DIRECTIONS, range(num_seeds), planted))
     found = attribution_of(tmp_path)
-    assert "norm" in found.depends_on_the_rest and found.finding.endswith("on the rest.")
+    assert "norm" in found.depends_on_the_rest and found.findings["verdict"].endswith("on the rest.")
 
 
 def test_parts_that_add_up_depend_on_nothing(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_parts_that_add_up_depend_on_nothing(tmp_path: Path) -> None:
 
     put_study(tmp_path, "swaps", records(BOTH_DIRECTIONS, range(5), additive))
     found = attribution_of(tmp_path)
-    assert found.depends_on_the_rest == [] and "on the rest" not in found.finding
+    assert found.depends_on_the_rest == [] and "on the rest" not in found.findings["verdict"]
 
 
 def test_one_seed_cannot_say_that_a_part_depends_on_the_rest(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_chain_with_a_hole_is_no_walk_and_its_sentence_still_names_parts(tmp_p
     chain = [frozenset(AXES[:size]) for size in (0, 1, 2, 4, 5)]
     put_study(tmp_path, "walk", records(chain, range(3), noisy(0.003)))
     for found in build_report(tmp_path).attribution:
-        assert found.walk == [] and "norm" in found.finding and "ffn" in found.finding
+        assert found.walk == [] and "norm" in found.findings["verdict"] and "ffn" in found.findings["verdict"]
 
 
 def test_a_dead_end_is_walked_around(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def odd() -> tuple[str, Page]:
     names = [row.name for row in odd_table().rows]
     samples = [Sample(name, 0, "</pre><script>alert(1)</script>\n\x00\x1b[0m \ud800") for name in names]
     table = replace(odd_table(), samples=samples, title="<i>", question="a & b", warnings=("<b>\u202e",))
-    html = to_html(Report(1, (table,), (made_attribution(finding="<u>"),), ("<s>",)))
+    html = to_html(Report(1, (table,), (made_attribution(findings={"verdict": "<u>"}),), ("<s>",)))
     return html, Page(html)
 
 
@@ -99,7 +99,7 @@ def test_findings_stand_above_their_figures() -> None:
             start = html.index(f'data-name="swaps-{table.base}-{kind}"')
             figure = html[start : html.index("</figure>", start)]
             assert figure.index(table.findings[kind]) < figure.index("<svg")
-    assert made_attribution().finding in parsed.text
+    assert made_attribution().findings["verdict"] in parsed.text
 
 
 def test_every_figure_has_a_description_and_buttons_that_need_a_script() -> None:
@@ -114,8 +114,8 @@ def test_every_figure_has_a_description_and_buttons_that_need_a_script() -> None
 def test_the_table_shows_its_numbers_signed_and_its_verdicts_in_words() -> None:
     html, _ = whole()
     assert '<td class="word better">better</td>' in html
-    assert "<td>−0.0527</td><td>[−0.0629, −0.0425]</td>" in html
-    assert '<td class="word unmatched">unmatched</td>' in html
+    assert "<td>−0.0527</td><td>−0.063 to −0.042</td>" in html
+    assert '<td class="word better">better, unmatched</td>' in html
     assert html.index("<div>base</div>") < html.index("<div>llama</div>")
 
 
@@ -155,7 +155,7 @@ def test_columns_that_hold_nothing_are_left_out() -> None:
 @pytest.mark.parametrize(("metric", "headings"), [(FINAL, (True, False, False)), (AT_BEST, (False, True, True))])
 def test_losses_are_named_by_the_step_they_are_of(metric: str, headings: tuple[bool, ...]) -> None:
     html = to_html(Report(1, (bare(metric=metric),), (), ()))
-    names = ("test loss", "test loss at best", "final test loss")
+    names = ("test nats", "test nats at best", "final nats")
     assert tuple(f">{name}</th>" in html for name in names) == headings
 
 

@@ -73,7 +73,7 @@ def attribute(study: str, base: str, groups: Sequence[Group], metric: str, margi
         shapley={axis: one for axis in axes if (one := over_complete(shapley, axis, axes))},
         model=_model(len(everything), len(sets), is_full, bool(fitted)),
         depends_on_the_rest=_dependent(axes, by_seed, margin),
-        finding="",
+        findings={},
     )
 
 

@@ -30,8 +30,8 @@ from anatomy.report.drawing import (
     note,
     styled,
     text_width,
-    visible,
 )
+from anatomy.report.words import visible
 
 
 def walk(attribution: Attribution) -> Figure | None:

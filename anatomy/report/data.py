@@ -266,6 +266,7 @@ class Attribution:
     model        what main effects, interactions and Shapley values rest on: None, `all 32 compositions`, or the
                  two-way model of a half fraction
     depends_on_the_rest         the axes where add-one-in and leave-one-out differ beyond their errors
+    findings     a sentence for the whole (`verdict`) and for each figure, by its name
     """
 
     study: str
@@ -283,7 +284,7 @@ class Attribution:
     shapley: Mapping[str, Estimate]
     model: str | None
     depends_on_the_rest: Sequence[str]
-    finding: str
+    findings: Mapping[str, str]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Lengths are inches, sizes of type points. Figures have 72 dots an inch, so that 
 import colorsys
 import logging
 import re
-import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from rich.cells import cell_len, set_cell_size
 
 from anatomy.axes import AXES, BASES, COUNTERPARTS, differences
 from anatomy.report.data import AT_BEST, Row, Table
+from anatomy.report.words import visible
 
 INK = "#010203"  # text and axes; an inlined SVG takes the page's colour in its place
 WIDTH, FONT, SMALL = 10.0, 10.0, 9.0
@@ -102,20 +102,6 @@ def styled() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------------ names
-
-
-def visible(text: str) -> str:
-    """The text as one line that acts on nothing: control characters, line ends, marks of writing direction and halves
-    of characters as escapes. What joins characters stays, so 👩‍👩‍👧 remains one picture."""
-    if text.isprintable():
-        return text
-    return "".join(char.encode("unicode_escape").decode() if _acts(char) else char for char in text)
-
-
-def _acts(char: str) -> bool:
-    kind = "" if char.isprintable() else unicodedata.category(char)
-    turns = kind == "Cf" and unicodedata.bidirectional(char) != "BN"  # boundary neutral: joiners, which turn nothing
-    return turns or kind in ("Cc", "Cs", "Zl", "Zp")
 
 
 def label(name: str) -> str:

@@ -35,9 +35,9 @@ from anatomy.report.drawing import (
     styled,
     styles,
     text_width,
-    visible,
 )
 from anatomy.report.evidence import NUM_DETAILED
+from anatomy.report.words import visible
 
 MAX_ROWS, MAX_TABLES = NUM_DETAILED, 8  # what is drawn of a table, and of a report; the page says where there is more
 EARLY = 0.1  # share of the steps whose losses may leave the picture at its top

@@ -1,10 +1,10 @@
 """What the numbers say, in sentences. Each is computed from the table that it stands above and claims no more than the
 intervals allow."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
-from anatomy.report.data import Attribution, Breakdown, Profile, Row, Table
+from anatomy.report.data import Attribution, Breakdown, Estimate, Profile, Row, Table
 
 NAMED = 4  # rows that a sentence names before it only counts
 
@@ -14,14 +14,15 @@ def table_findings(table: Table) -> dict[str, str]:
     swaps = [row for row in table.rows if row.num_pairs]
     if not swaps:
         return {}
-    strongest = max(swaps, key=lambda row: abs(row.difference_nats or 0))
+    ordered = sorted(swaps, key=lambda row: -abs(row.difference_nats or 0))
     sentences = {
         "verdict": _verdict(table, swaps),
-        "forest": _forest(table, strongest),
+        "forest": _forest(table, ordered[0]),
         "curves": _curves(table),
-        "position": _position(table.by_position, strongest.name),
-        "knowledge": _knowledge(table.by_knowledge, strongest.name),
+        "position": _position(table.by_position, ordered),
+        "knowledge": _knowledge(table.by_knowledge, ordered),
         "cost": _cost(table),
+        "tuning": _tuning(table),
     }
     return {name: sentence for name, sentence in sentences.items() if sentence}
 
@@ -48,8 +49,12 @@ def _verdict(table: Table, swaps: Sequence[Row]) -> str:
 
 def _list(rows: Sequence[Row]) -> str:
     ordered = sorted(rows, key=lambda row: -abs(row.difference_nats or 0))
-    named = [f"{row.name} ({row.difference_nats:+.3f})" if row.num_pairs else row.name for row in ordered[:NAMED]]
-    return ", ".join(named) + (f" and {len(rows) - NAMED} more" if len(rows) > NAMED else "")
+    named = [f"{row.name} ({row.difference_nats:+.3f})" if row.num_pairs else row.name for row in ordered]
+    return _some(named)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _forest(table: Table, strongest: Row) -> str:
@@ -59,8 +64,8 @@ def _forest(table: Table, strongest: Row) -> str:
     beside = f" The base differs from itself by up to {floor:.3f}." if floor is not None else ""
     return (
         f"The largest difference to {table.base} is {strongest.name}'s: {strongest.difference_nats:+.3f} nats, between "
-        f"{strongest.ci_low:+.3f} and {strongest.ci_high:+.3f} with 95 % confidence in all {table.num_compared} rows "
-        f"at once.{beside}"
+        f"{strongest.ci_low:+.3f} and {strongest.ci_high:+.3f} with {100 * (1 - table.alpha):g} % confidence in all "
+        f"{table.num_compared} rows at once.{beside}"
     )
 
 
@@ -81,33 +86,37 @@ def _curves(table: Table) -> str:
     return f"{name} ends lowest, at {best.mean[-1]:.3f} nats of validation loss{rung}{since}."
 
 
-def _profile(breakdown: Breakdown | None, row: str) -> Profile | None:
-    return next((profile for profile in breakdown.profiles if profile.row == row), None) if breakdown else None
+def _profile(breakdown: Breakdown | None, ordered: Sequence[Row]) -> Profile | None:
+    """Of the row with the largest difference among those that were looked at so closely."""
+    profiles = {profile.row: profile for profile in breakdown.profiles} if breakdown else {}
+    return next((profiles[row.name] for row in ordered if row.name in profiles), None)
 
 
-def _position(breakdown: Breakdown | None, row: str) -> str:
-    profile = _profile(breakdown, row)
+def _position(breakdown: Breakdown | None, ordered: Sequence[Row]) -> str:
+    profile = _profile(breakdown, ordered)
     if breakdown is None or profile is None:
         return ""
     return (
-        f"{row}'s difference goes from {profile.mean[0]:+.3f} nats at position {breakdown.bins[0]} of the window to "
-        f"{profile.mean[-1]:+.3f} at positions {breakdown.bins[-1]}."
+        f"{profile.row}'s difference goes from {profile.mean[0]:+.3f} nats at position {breakdown.bins[0]} of the "
+        f"window to {profile.mean[-1]:+.3f} at positions {breakdown.bins[-1]}."
     )
 
 
-def _knowledge(breakdown: Breakdown | None, row: str) -> str:
-    profile = _profile(breakdown, row)
+def _knowledge(breakdown: Breakdown | None, ordered: Sequence[Row]) -> str:
+    profile = _profile(breakdown, ordered)
     if breakdown is None or profile is None:
         return ""
     parts = [share * nats for share, nats in zip(breakdown.shares, profile.mean, strict=True)]
     whole = sum(parts)
-    if not whole:
+    one_way = [part if part * whole > 0 else 0.0 for part in parts]  # what other bins give back is not counted
+    if not any(one_way):
         return ""
-    place = max(range(len(parts)), key=lambda i: parts[i] / whole)
-    percent, of_targets, nats = 100 * parts[place] / whole, 100 * breakdown.shares[place], breakdown.bins[place]
+    place = max(range(len(parts)), key=lambda i: abs(one_way[i]))
+    percent, of_targets = 100 * parts[place] / sum(one_way), 100 * breakdown.shares[place]
+    verb = "gains" if whole < 0 else "loses"
     return (
-        f"{percent:.0f} % of {row}'s difference comes from the {of_targets:.0f} % of characters on which a 6-gram "
-        f"table loses {nats} nats."
+        f"{percent:.0f} % of what {profile.row} {verb} comes from the {of_targets:.0f} % of characters on which a 6-gram "
+        f"table loses {breakdown.bins[place]} nats."
     )
 
 
@@ -118,12 +127,34 @@ def _cost(table: Table) -> str:
         if row.flops_per_token is not None and row.metric_mean is not None
     ]
     front = [one for one in known if not any(o[0] <= one[0] and o[1] <= one[1] and o[:2] != one[:2] for o in known)]
-    names = ", ".join(str(name) for *_, name in sorted(front)[:NAMED])
+    names = _some([str(name) for *_, name in sorted(front)])
     return f"What no row beats in both loss and FLOPs per token: {names}." if len(known) > 1 else ""
 
 
-def attribution_finding(found: Attribution) -> str:
-    """Who earned the whole, by Shapley values where there are any, else by one part at a time from either end."""
+def _tuning(table: Table) -> str:
+    if not table.tuning:
+        return ""
+    rates = sorted({tuned.best for tuned in table.tuning})
+    edges = sum(tuned.at_edge for tuned in table.tuning)
+    return (
+        f"The best rates of {len(table.tuning)} rows lie between {rates[0]:g} and {rates[-1]:g}; {edges} of them at an "
+        "edge of the grid."
+    )
+
+
+def attribution_findings(found: Attribution) -> dict[str, str]:
+    """A sentence for the whole (`verdict`) and for each figure that there is data for, by the figure's name."""
+    sentences = {
+        "verdict": _whole(found),
+        "walk": _walk(found),
+        "shapley": _ends(found),
+        "interactions": _interactions(found.interactions),
+    }
+    return {name: sentence for name, sentence in sentences.items() if sentence}
+
+
+def _whole(found: Attribution) -> str:
+    """Who earned the whole, by Shapley values where there are any, else step by step, else from either end."""
     whole = f"From {found.base} to {found.counterpart}"
     if found.total is not None:
         whole += f", {found.total.nats:+.3f} nats"
@@ -133,13 +164,42 @@ def attribution_finding(found: Attribution) -> str:
     elif found.walk:
         earned = "step by step " + ", ".join(f"{axis} {step.nats:+.3f}" for axis, step in found.walk)
     else:
-        ends = (found.add_one_in, found.leave_one_out)
-        told = {a: [f"{end[a].nats:+.3f}" if a in end else "unknown" for end in ends] for a in found.axes}
-        pairs = (f"{axis} {' and '.join(pair)}" for axis, pair in told.items() if set(pair) != {"unknown"})
-        earned = f"one part at a time, in {found.base} and in {found.counterpart}: " + ", ".join(pairs)
+        earned = f"one part at a time, in {found.base} and in {found.counterpart}, {_both_ends(found)}"
     rest = found.depends_on_the_rest
     depends = f" What {_and(rest)} {'does' if len(rest) == 1 else 'do'} depends on the rest." if rest else ""
     return f"{whole}: {earned}.{depends}"
+
+
+def _ends(found: Attribution) -> str:
+    if not (found.add_one_in or found.leave_one_out):
+        return ""
+    return f"Alone in {found.base}, and as the last one in {found.counterpart}: {_both_ends(found)}."
+
+
+def _both_ends(found: Attribution) -> str:
+    ends = (found.add_one_in, found.leave_one_out)
+    told = {axis: [f"{end[axis].nats:+.3f}" if axis in end else "unknown" for end in ends] for axis in found.axes}
+    return ", ".join(f"{axis} {' and '.join(pair)}" for axis, pair in told.items() if set(pair) != {"unknown"})
+
+
+def _walk(found: Attribution) -> str:
+    if not found.walk:
+        return ""
+    axis, step = max(found.walk, key=lambda one: abs(one[1].nats))
+    whole = sum(step.nats for _, step in found.walk)
+    return f"In this order the largest step is {axis}'s, {step.nats:+.3f} of {whole:+.3f} nats."
+
+
+def _interactions(pairs: Mapping[str, Estimate]) -> str:
+    if not pairs:
+        return ""
+    name, strongest = max(pairs.items(), key=lambda item: abs(item[1].nats))
+    clear = [pair for pair, one in pairs.items() if one.ci_low is not None and one.ci_low * (one.ci_high or 0) > 0]
+    beyond = "more than their sum" if strongest.nats < 0 else "less than their sum"
+    return (
+        f"Together {name.replace('*', ' and ')} earn {beyond} by {abs(strongest.nats):.3f} nats; of {len(pairs)} "
+        f"pairs, {len(clear)} have an interval clear of 0."
+    )
 
 
 def _and(words: Sequence[str]) -> str:

@@ -139,7 +139,7 @@ class Gathered:
     """All that a folder holds.
 
     outputs      where its texts' rungs are
-    noise_floor  the study of that name, where it lies beside a study that was gathered alone
+    noise_floor  the study of that name, also where another was gathered alone
     """
 
     outputs: Path
@@ -179,8 +179,7 @@ def pick_study(gathered: Gathered, name: str) -> Gathered:
         names = sorted(study.name for study in gathered.studies)
         near = "".join(f" Did you mean {match}?" for match in get_close_matches(name, names, n=1))
         raise UserError(f"--study {name!r}: no such study here; there is {', '.join(names) or 'none'}.{near}")
-    floor = next((study for study in gathered.studies if study.name == NOISE_FLOOR), gathered.noise_floor)
-    return Gathered(gathered.outputs, studies, gathered.warnings, floor)
+    return replace(gathered, studies=studies)
 
 
 def _gather_study(folder: Path) -> Gathered:
@@ -214,7 +213,8 @@ def _gather_outputs(layout: Layout) -> Gathered:
         adhoc = next((study for study in studies if study.name == ADHOC), Study(ADHOC, pool.folder, []))
         joined = replace(adhoc, arms=[*adhoc.arms, *unasked])
         studies = [*(study for study in studies if study is not adhoc), joined]
-    return Gathered(layout.outputs, studies, warnings)
+    floor = next((study for study in studies if study.name == NOISE_FLOOR), None)
+    return Gathered(layout.outputs, studies, warnings, floor)
 
 
 def _read_study(folder: Path, pool: "_Pool") -> Study:

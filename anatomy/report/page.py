@@ -1,7 +1,8 @@
 """The report as one HTML file that needs nothing else: no server, no network, and no script to be read."""
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,9 @@ from matplotlib.figure import Figure
 
 from anatomy.report.attribution_figures import ATTRIBUTION_FIGURES, attribution_name
 from anatomy.report.captions import CAPTIONS, Caption
-from anatomy.report.data import AT_BEST, Attribution, Breakdown, Estimate, Report, Row, Table
-from anatomy.report.drawing import svg, visible
+from anatomy.report.columns import NOTHING, Column, cost_columns, interval, verdict_columns
+from anatomy.report.data import Attribution, Breakdown, Estimate, Report, Table
+from anatomy.report.drawing import svg
 from anatomy.report.figures import (
     MAX_ROWS,
     MAX_TABLES,
@@ -23,8 +25,8 @@ from anatomy.report.figures import (
     forest_name,
     table_name,
 )
+from anatomy.report.words import visible
 
-NOTHING = "–"
 VERDICTS = ("better", "worse", "equivalent", "inconclusive", "diverged")
 WORDS = (*VERDICTS, "failed", "interrupted", "unmatched", "over-fitted")  # which are coloured
 Numbers = Sequence[Sequence[str]]
@@ -47,95 +49,17 @@ class Picture:
         return CAPTIONS[self.kind]
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a table: heading, what it means, and a row's cell, None where there is nothing."""
-
-    heading: str
-    meaning: str
-    cell: Callable[[Row], str | None]
-    is_text: bool = False
-
-
 def _number(value: float | None, form: str) -> str | None:
-    return None if value is None else format(value, form).replace("-", "−")
+    return None if value is None else _minus(format(value, form))
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.4f}".replace("-", "−")
+    return _minus(f"{value:+.4f}")
 
 
-def _interval(low: float | None, high: float | None) -> str | None:
-    return None if low is None or high is None else f"[{_signed(low)}, {_signed(high)}]"
-
-
-def _seeds(row: Row) -> str:
-    some = f"{row.num_seeds} of {row.num_arms}" if row.num_seeds != row.num_arms else f"{row.num_seeds}"
-    return f"{some}, {row.num_pairs} paired" if 0 < row.num_pairs < row.num_seeds else some
-
-
-def _steps(row: Row) -> str | None:
-    steps = [step for step in row.best_step if step is not None]
-    return "–".join(f"{step:,.0f}" for step in sorted({min(steps), max(steps)})) if steps else None
-
-
-def _verdict_columns(table: Table) -> list[Column]:
-    at_best = table.metric == AT_BEST
-    return [
-        Column("seeds", "runs that are done; with how many the base shares their seed", _seeds),
-        Column("test loss at best" if at_best else "test loss", "nats per character, mean over seeds"
-               + (", at the best validation step" if at_best else ""), lambda row: _number(row.metric_mean, ".4f")),
-        Column("sd", "of the test loss over seeds", lambda row: _number(row.metric_sd, ".4f")),
-        Column("difference", "row minus base, over the seeds they share; below 0 is better",
-               lambda row: _number(row.difference_nats, "+.4f")),
-        Column("interval", "of the difference, for all rows of the table at once",
-               lambda row: _interval(row.ci_low, row.ci_high)),
-        Column("verdict", f"from the interval and the margin of {table.margin_nats:g} nats",
-               lambda row: row.verdict, True),
-        Column("p (Holm)", "two-sided, adjusted over the rows of the table", lambda row: _number(row.p_holm, ".2g")),
-        Column("own 95 %", "the row's plain paired 95 % interval",
-               lambda row: _interval(row.own_ci_low, row.own_ci_high)),
-        Column("least margin", "the least margin, in nats, at which this study could call the row equivalent",
-               lambda row: _number(row.smallest_margin_nats, ".4f")),
-        Column("detectable", "difference in nats that this study finds with a power of 80 %",
-               lambda row: _number(row.minimum_detectable_effect_nats, ".4f")),
-        Column("seeds needed", "to find an effect as large as the margin, going by the spread",
-               lambda row: _number(row.seeds_needed, ",.0f")),
-        Column("correlation", "of the paired losses of row and base", lambda row: _number(row.correlation, "+.2f")),
-        Column("sd paired", "of the differences", lambda row: _number(row.sd_paired, ".4f")),
-        Column("sd unpaired", "what they would spread with if seeds were not shared",
-               lambda row: _number(row.sd_unpaired, ".4f")),
-        Column("text share", "standard error from the choice of test windows, over that from the choice of seeds",
-               lambda row: _number(row.text_share, ".2f")),
-        Column("status", "of the row's runs", lambda row: row.status, True),
-    ]  # fmt: skip
-
-
-def _cost_columns(table: Table) -> list[Column]:
-    final = Column("final test loss", "nats per character", lambda row: _number(row.test_loss_nats_mean, ".4f"))
-    return [
-        Column("parameters", "all of them", lambda row: _number(row.num_params, ",.0f")),
-        Column("params %", "deviation from the base", lambda row: _number(row.num_params_percent, "+.2f")),
-        Column("block %", "deviation from the base in block parameters: neither embedding, positions nor output",
-               lambda row: _number(row.block_params_percent, "+.2f")),
-        Column("FLOPs/token", "in training", lambda row: _number(row.flops_per_token, ",.0f")),
-        Column("FLOPs %", "deviation from the base", lambda row: _number(row.flops_percent, "+.2f")),
-        Column("matched", "block parameters and FLOPs within 0.5 % of the base's",
-               lambda row: None if row.unmatched is None else "unmatched" if row.unmatched else "yes", True),
-        Column("KV bytes/token", "of the cache, at 2 bytes a value",
-               lambda row: _number(row.kv_bytes_per_token, ",.0f")),
-        Column("tokens/s", "in training, median", lambda row: _number(row.tokens_per_s, ",.0f")),
-        *([final] if table.metric == AT_BEST else []),
-        Column("bits/char", "final test loss", lambda row: _number(row.test_bits_per_char, ".4f")),
-        Column("rung", "where the test loss stands between the n-gram tables: 3.4 is two fifths of the way from the "
-               "trigram's to the 4-gram's", lambda row: _number(row.rung, ".2f")),
-        Column("best validation", "loss, nats per character", lambda row: _number(row.best_val_loss_nats_mean, ".4f")),
-        Column("last three", "mean validation loss of the last three evaluations",
-               lambda row: _number(row.last_three_val_loss_nats_mean, ".4f")),
-        Column("best step", "earliest to latest seed", _steps),
-        Column("over-fitted", "the best validation loss lies more than 1 % below the final one in some seed",
-               lambda row: None if row.over_fitted is None else "over-fitted" if row.over_fitted else "no", True),
-    ]  # fmt: skip
+def _minus(text: str) -> str:
+    """Hyphens that stand for a sign as the sign."""
+    return re.sub(r"(?<!\w)-(?=\d)", "−", text)
 
 
 @dataclass(frozen=True)
@@ -151,7 +75,9 @@ def _grid(table: Table, columns: Sequence[Column]) -> Grid:
     kept = [column for column in columns if any(cell is not None for cell in cells[column.heading])]
     lines = []
     for i, row in enumerate(table.rows):
-        line = [(_class(column, cells[column.heading][i]), cells[column.heading][i] or NOTHING) for column in kept]
+        line = [
+            (_class(column, cells[column.heading][i]), _minus(cells[column.heading][i] or NOTHING)) for column in kept
+        ]
         lines.append((row.name, "base" if row.name == "base" else "", line))
     return Grid(kept, lines)
 
@@ -178,8 +104,8 @@ def _part(place: str, table: Table, *, with_figures: bool) -> Part:
     return Part(
         place=place,
         table=table,
-        verdicts=_grid(table, _verdict_columns(table)),
-        costs=_grid(table, _cost_columns(table)),
+        verdicts=_grid(table, verdict_columns(table)),
+        costs=_grid(table, cost_columns(table)),
         pictures=_pictures(place, table) if with_figures else (),
         facts=_facts(table),
     )
@@ -308,7 +234,12 @@ def _attributed(place: str, attribution: Attribution) -> list[Picture]:
     numbers = {"shapley": [["axis", *known], *lines]}
     return [
         _picture(
-            f"{place}-{kind}", kind, attribution_name(attribution, kind), [], draw(attribution), numbers.get(kind, ())
+            f"{place}-{kind}",
+            kind,
+            attribution_name(attribution, kind),
+            [attribution.findings[kind]] if kind in attribution.findings else [],
+            draw(attribution),
+            numbers.get(kind, ()),
         )
         for kind, draw in ATTRIBUTION_FIGURES.items()
     ]
@@ -317,8 +248,8 @@ def _attributed(place: str, attribution: Attribution) -> list[Picture]:
 def _estimate(estimate: Estimate | None) -> str:
     if estimate is None:
         return NOTHING
-    interval = _interval(estimate.ci_low, estimate.ci_high)
-    return f"{_signed(estimate.nats)} {interval}" if interval else _signed(estimate.nats)
+    between = interval(estimate.ci_low, estimate.ci_high)
+    return _signed(estimate.nats) + (f" ({_minus(between)})" if between else "")
 
 
 # ------------------------------------------------------------------------------------------------ facts

@@ -94,6 +94,9 @@ def compare(base: str, arms: Sequence[Arm], others: Sequence[Arm]) -> Comparison
     groups = group_arms([*sound, *(counterpart.arms if counterpart else ())])
     base_row = find_base(base, groups)
     reference = base_row or _most_typical(groups, groups)
+    if base_row is not None:
+        for group in groups:
+            group.is_null = _is_null(group, base_row)
     if reference is not None:
         set_aside += _guard(groups, reference, "the base has" if base_row else "most rows have")
     set_aside += _second_seeds(groups)
@@ -177,7 +180,6 @@ def _guard(groups: Sequence[Group], reference: Group, whose: str) -> list[SetAsi
     num_targets = next((run.numbers["num_test_targets"] for run in reference.done), None)
     standard = reference.settings or {}
     for group in groups:
-        group.is_null = group is not reference and _is_null(group, reference)
         expected = {} if group.is_null else orders
         kept = []
         for arm in group.arms:

@@ -27,7 +27,7 @@ from anatomy.report.data import (
     Table,
 )
 from anatomy.report.evidence import Evidence, read_evidence
-from anatomy.report.finding import attribution_finding, table_findings
+from anatomy.report.finding import attribution_findings, table_findings
 from anatomy.report.gather import ADHOC, Arm, Gathered, Run, Settings, Study, gather, pick_study
 from anatomy.report.rows import Comparison, Group, compare
 from anatomy.report.tuned import BEST, COMMON, Tuned, rank_flips, take_apart
@@ -36,6 +36,7 @@ from anatomy.rungs import MAX_N, RungEntry, read_rung_losses, read_rungs
 from anatomy.runs import finite
 
 MARGIN_NATS = 0.01
+LARGEST_MARGIN = 100.0  # nats; no loss differs by more
 OVER_FITTED_SHARE = 0.01
 UNMATCHED_PERCENT = 0.5
 TEXT_SHARE = 0.25  # above this, the choice of test windows is worth a warning
@@ -126,7 +127,7 @@ def _attributions(study: Study, comparisons: Mapping[str | None, Comparison]) ->
         metric, _ = _metric(study, comparison.base)
         attributed = attribute(study.name, base, groups, metric, _margin(study))
         if attributed is not None:
-            found.append(replace(attributed, finding=attribution_finding(attributed)))
+            found.append(replace(attributed, findings=attribution_findings(attributed)))
     return found
 
 
@@ -221,7 +222,7 @@ def _tuned_table(table: Table, common: Sequence[Table], tuned: Tuned) -> Table:
 
 def _margin(study: Study) -> float:
     margin = study.spec.get("margin")
-    is_margin = isinstance(margin, int | float) and not isinstance(margin, bool) and 0 < margin < math.inf
+    is_margin = isinstance(margin, int | float) and not isinstance(margin, bool) and 0 < margin < LARGEST_MARGIN
     return float(margin) if is_margin else MARGIN_NATS  # type: ignore[arg-type]
 
 
@@ -233,7 +234,16 @@ def _looks(study: Study) -> Sequence[int]:
 def _registration(study: Study) -> Registration | None:
     if not study.spec or study.name == ADHOC:
         return None
-    return Registration(study.spec, study.spec_sha256, study.started, study.deviations)
+    return Registration(_strict(study.spec), study.spec_sha256, study.started, study.deviations)
+
+
+def _strict(value: Any) -> Any:
+    """A value as strict JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_strict(item) for item in value]
+    return finite(value) if isinstance(value, float) else value
 
 
 def _noise_floor(comparison: Comparison, base: str | None, metric: str, gathered: Gathered) -> float | None:

@@ -3,100 +3,41 @@
 import json
 import math
 import re
-import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
 from anatomy.axes import AXES
-from anatomy.report.data import AT_BEST, Attribution, Estimate, Report, Row, Table, Tuning
+from anatomy.report.columns import NOTHING, Column, cost_columns, interval, verdict_columns
+from anatomy.report.data import Attribution, Estimate, Report, Row, Table, Tuning
+from anatomy.report.words import visible
 
-NOTHING = "–"
 NARROW, GAP = 40, 2  # columns that a name may take before it wraps, and between two columns
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the table: its heading, and a row's cell in it."""
-
-    heading: str
-    cell: Callable[[Row], str]
-    is_text: bool = False
+NAME = Column("row", "differences from the base", lambda row: visible(row.name), is_text=True)
 
 
-def _number(value: float | None, form: str) -> str:
-    return NOTHING if value is None else format(value, form)
-
-
-def _steps(row: Row) -> str:
-    steps = [step for step in row.best_step if step is not None]
-    if not steps:
-        return NOTHING
-    ends = sorted({min(steps), max(steps)})
-    return "-".join(f"{step:,.0f}" for step in ends)
-
-
-def _seeds(row: Row) -> str:
-    return f"{row.num_seeds} ({row.num_pairs} paired)" if 0 < row.num_pairs < row.num_seeds else str(row.num_seeds)
-
-
-NAME = Column("row", lambda row: _line(row.name), is_text=True)
-
-
-def columns(metric: str) -> list[Column]:
-    """The columns beside the name. Loss, spread and difference are of one metric; where that is not the final test
-    loss, the final one, which the bits per character are of, has a column of its own."""
-    return [
-        Column("seeds", _seeds),
-        Column("test nats at best" if metric == AT_BEST else "test nats", lambda row: _number(row.metric_mean, ".4f")),
-        Column("difference", lambda row: _number(row.difference_nats, "+.4f")),
-        Column("95 % interval", lambda row: _interval(row.ci_low, row.ci_high)),
-        Column("verdict", _verdict, is_text=True),
-        Column("p (Holm)", lambda row: _number(row.p_holm, ".2g")),
-        Column("own interval", lambda row: _interval(row.own_ci_low, row.own_ci_high)),
-        Column("least margin", lambda row: _number(row.smallest_margin_nats, ".3f")),
-        Column("detectable", lambda row: _number(row.minimum_detectable_effect_nats, ".3f")),
-        Column("seeds needed", lambda row: _number(row.seeds_needed, ",")),
-        Column("sd", lambda row: _number(row.metric_sd, ".4f")),
-        Column("sd paired", lambda row: _number(row.sd_paired, ".4f")),
-        Column("sd unpaired", lambda row: _number(row.sd_unpaired, ".4f")),
-        Column("correlation", lambda row: _number(row.correlation, "+.2f")),
-        *([Column("final nats", lambda row: _number(row.test_loss_nats_mean, ".4f"))] if metric == AT_BEST else []),
-        Column("bits/char", lambda row: _number(row.test_bits_per_char, ".4f")),
-        Column("rung", lambda row: _number(row.rung, ".2f")),
-        Column("best step", _steps),
-        Column("params", lambda row: _number(row.num_params, ",.0f")),
-        Column("params %", lambda row: _number(row.num_params_percent, "+.2f")),
-        Column("block %", lambda row: _number(row.block_params_percent, "+.2f")),
-        Column("FLOPs/token", lambda row: _number(row.flops_per_token, ",.0f")),
-        Column("KV bytes/token", lambda row: _number(row.kv_bytes_per_token, ",.0f")),
-        Column("tokens/s", lambda row: _number(row.tokens_per_s, ",.0f")),
-        Column("status", lambda row: row.status + (", over-fitted" if row.over_fitted else ""), is_text=True),
-    ]
+def columns(table: Table) -> list[Column]:
+    """The columns beside the name."""
+    return [*verdict_columns(table), *cost_columns(table)]
 
 
 FOR_DETAIL = (
     *("own interval", "least margin", "detectable", "seeds needed"),
-    *("sd", "sd paired", "sd unpaired", "correlation", "bits/char", "params %"),
+    *("sd", "sd paired", "sd unpaired", "correlation", "text share"),
+    *("bits/char", "best validation", "last three", "params %"),
 )
 """The columns that a page does without; terminal, CSV and JSON have them."""
 FOR_SCREENS = ("p (Holm)", "best step", "params", "FLOPs/token", "KV bytes/token", "status")
 """The columns that paper does without, besides."""
 
 
-def _without(headings: Sequence[str], metric: str) -> list[Column]:
-    return [NAME, *(column for column in columns(metric) if column.heading not in headings)]
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    return NOTHING if low is None or high is None else f"{low:+.3f} to {high:+.3f}"
-
-
-def _verdict(row: Row) -> str:
-    return ", ".join(filter(None, [row.verdict, "unmatched" if row.unmatched else None])) or NOTHING
+def _without(headings: Sequence[str], table: Table) -> list[Column]:
+    return [NAME, *(column for column in columns(table) if column.heading not in headings)]
 
 
 def attribution_cells(found: Attribution) -> tuple[list[str], list[list[str]]]:
@@ -122,29 +63,17 @@ def _rest(found: Attribution, axis: str) -> str:
 def _estimate(found: Estimate | None) -> str:
     if found is None:
         return NOTHING
-    return f"{found.nats:+.4f}" + ("" if found.ci_low is None else f" ({_interval(found.ci_low, found.ci_high)})")
+    return f"{found.nats:+.4f}" + ("" if found.ci_low is None else f" ({interval(found.ci_low, found.ci_high)})")
 
 
 def attribution_notes(found: Attribution) -> list[str]:
     """The finding, what it rests on, and the interactions."""
     pairs = sorted(found.interactions.items(), key=lambda item: -abs(item[1].nats))
     return [
-        found.finding,
+        *([found.findings["verdict"]] if "verdict" in found.findings else []),
         *([f"main effects and Shapley values: {found.model}"] if found.model else []),
         *([f"interactions: {', '.join(f'{pair} {_estimate(one)}' for pair, one in pairs)}"] if pairs else []),
     ]
-
-
-def _line(text: str) -> str:
-    """The text as one line that cannot act on a terminal: control characters, line ends, marks of writing direction and
-    halves of characters as escapes. What joins characters stays, so 👩‍👩‍👧 remains one picture."""
-    return "".join(char.encode("unicode_escape").decode() if _acts(char) else char for char in text)
-
-
-def _acts(char: str) -> bool:
-    kind = "" if char.isprintable() else unicodedata.category(char)
-    turns = kind == "Cf" and unicodedata.bidirectional(char) != "BN"  # boundary neutral: joiners, which turn nothing
-    return turns or kind in ("Cc", "Cs", "Zl", "Zp")
 
 
 # ------------------------------------------------------------------------------------------------ terminal
@@ -153,19 +82,19 @@ def _acts(char: str) -> bool:
 def show(report: Report, console: Console) -> None:
     """Print every table, in as many pieces as the width asks for; nothing is ever cut."""
     for warning in report.warnings:
-        console.print(Text(f"warning: {_line(warning)}"))
+        console.print(Text(f"warning: {visible(warning)}"))
     for table in report.studies:
-        console.print(Text(_line(title(table)), style="bold"))
+        console.print(Text(visible(title(table)), style="bold"))
         if table.rows:
             console.print(_pieces(table, console.width), soft_wrap=True)
         for line in notes(table):
-            console.print(Text(_line(line)))
+            console.print(Text(visible(line)))
         console.print()
     for found in report.attribution:
-        console.print(Text(_line(attribution_title(found)), style="bold"))
+        console.print(Text(visible(attribution_title(found)), style="bold"))
         console.print(_grid(*attribution_cells(found)), soft_wrap=True)
         for line in attribution_notes(found):
-            console.print(Text(_line(line)))
+            console.print(Text(visible(line)))
         console.print()
 
 
@@ -183,11 +112,11 @@ def _grid(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> Text:
 
 def _pieces(table: Table, width: int) -> Text:
     """The columns in as many tables as the width asks for, the row's name in each; a long name goes on below."""
-    names = [NAME.heading, *map(NAME.cell, table.rows)]
+    names = [NAME.heading, *map(NAME.shown, table.rows)]
     name_width = min(max(map(cell_len, names)), max(NARROW, width // 3))
     pieces: list[list[list[str]]] = [[]]
     room = width - name_width - GAP
-    for column in columns(table.metric):
+    for column in columns(table):
         cells = _aligned(column, table.rows)
         needed = GAP + cell_len(cells[0])
         if needed > room and pieces[-1]:
@@ -205,7 +134,7 @@ def _pieces(table: Table, width: int) -> Text:
 
 def _aligned(column: Column, rows: Sequence[Row]) -> list[str]:
     """A column's heading and cells, padded to one width: text to the left, numbers to the right."""
-    cells = [column.heading, *map(column.cell, rows)]
+    cells = [column.heading, *map(column.shown, rows)]
     widths = [cell_len(cell) for cell in cells]
     pads = [" " * (max(widths) - width) for width in widths]
     return [cell + pad if column.is_text else pad + cell for cell, pad in zip(cells, pads, strict=True)]
@@ -311,10 +240,10 @@ def to_markdown(report: Report) -> str:
     for table in report.studies:
         lines += [f"## {_escaped(title(table))}", ""]
         if table.rows:
-            shown = _without(FOR_DETAIL, table.metric)
+            shown = _without(FOR_DETAIL, table)
             lines.append(_markdown_row([column.heading for column in shown]))
             lines.append(_markdown_row(["---" if column.is_text else "---:" for column in shown]))
-            lines += [_markdown_row([_escaped(column.cell(row)) for column in shown]) for row in table.rows]
+            lines += [_markdown_row([_escaped(column.shown(row)) for column in shown]) for row in table.rows]
             lines.append("")
         lines += [f"- {_escaped(line)}" for line in notes(table)] + [""]
     for found in report.attribution:
@@ -331,20 +260,20 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"[\\|<>*_`]", r"\\\g<0>", _line(text))
+    return re.sub(r"[\\|<>*_`]", r"\\\g<0>", visible(text))
 
 
 def to_latex(report: Report) -> str:
     """A booktabs `tabular` a table, of the columns that fit a page; needs \\usepackage{booktabs}."""
     lines: list[str] = []
     for table in report.studies:
-        shown = _without([*FOR_DETAIL, *FOR_SCREENS], table.metric)
+        shown = _without([*FOR_DETAIL, *FOR_SCREENS], table)
         lines += [
-            f"% {_line(title(table))}",
+            f"% {visible(title(table))}",
             f"\\begin{{tabular}}{{{''.join('l' if c.is_text else 'r' for c in shown)}}}",
         ]
         lines += ["\\toprule", _latex_row([column.heading for column in shown]), "\\midrule"]
-        lines += [_latex_row([column.cell(row) for column in shown]) for row in table.rows]
+        lines += [_latex_row([column.shown(row) for column in shown]) for row in table.rows]
         lines += ["\\bottomrule", "\\end{tabular}", ""]
     return "\n".join(lines)
 
@@ -360,7 +289,7 @@ LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 
 def _latex(text: str) -> str:
     signed = re.sub(r"(?<![\w.])-(?=\d)", "−", text)
-    return "".join(LATEX.get(char, char) for char in _line(signed)).replace("−", "$-$")
+    return "".join(LATEX.get(char, char) for char in visible(signed)).replace("−", "$-$")
 
 
 def to_csv(report: Report) -> str:
@@ -383,4 +312,4 @@ def _flat(row: Mapping[str, object]) -> dict[str, object]:
             flat |= {f"parts.{axis}": parts.get(axis) for axis in AXES}
         else:
             flat[key] = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
-    return {key: _line(value) if isinstance(value, str) else value for key, value in flat.items()}
+    return {key: visible(value) if isinstance(value, str) else value for key, value in flat.items()}
