@@ -25,7 +25,7 @@ FIRST_CODE_POINT = 0x4E00  # made-up text: that many CJK characters, drawn at ra
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class Timing:
     """Medians in milliseconds, and the median over rounds of the ratio of the two within a round."""
 
     step_ms: float
@@ -33,7 +33,7 @@ class StepTimes:
     step_over_products: float
 
 
-def time_steps(configs: Mapping[str, Config], *, num_symbols: int, rounds: int) -> dict[str, StepTimes]:
+def time_steps(configs: Mapping[str, Config], *, num_symbols: int, rounds: int) -> dict[str, Timing]:
     """Time one training step and its bare matrix products for each config, `rounds` times, taking turns. On the CPU."""
     tasks: list[Task] = []
     for config in configs.values():
@@ -63,7 +63,7 @@ def _take_turns(tasks: Sequence[Task], rounds: int) -> list[list[float]]:
     return [list(times) for times in zip(*by_round, strict=True)]
 
 
-def ratio_of_medians(times: Mapping[str, StepTimes], name: str, other: str) -> float:
+def ratio_of_medians(times: Mapping[str, Timing], name: str, other: str) -> float:
     return times[name].step_ms / times[other].step_ms
 
 
@@ -128,8 +128,8 @@ def _milliseconds(task: Task) -> float:
     return 1e3 * (time.perf_counter() - began)
 
 
-def _summary(steps: Sequence[float], products: Sequence[float]) -> StepTimes:
-    return StepTimes(
+def _summary(steps: Sequence[float], products: Sequence[float]) -> Timing:
+    return Timing(
         statistics.median(steps),
         statistics.median(products),
         statistics.median(step / product for step, product in zip(steps, products, strict=True)),

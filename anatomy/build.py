@@ -156,6 +156,19 @@ def with_parts(config: Config, parts: Mapping[str, str]) -> Config:
     return config.model_copy(update=sections)
 
 
+def build_base(config: Config, num_symbols: int) -> tuple[Config, Transformer]:
+    """What `match` holds a model against: its base's own parts and knobs at the same sizes.
+
+    Raises UserError if there can be no such model.
+    """
+    base = with_parts(config, BASES[config.base]).model_copy(update={"match": None})
+    try:
+        return base, build_model(base, num_symbols)
+    except UserError as error:
+        reason = str(error).replace("\n", "; ")
+        raise UserError(f"match={config.match}: there is no base {config.base} of these sizes ({reason})") from None
+
+
 @cache
 def _section(axis: str, name: str) -> Any:
     section = OmegaConf.to_container(OmegaConf.load(CONF / axis / f"{name}.yaml"))
@@ -181,10 +194,11 @@ MATCHED: Mapping[str, Callable[[Transformer, int], int]] = {  # what `match` can
 def matched_hidden(config: Config, num_symbols: int) -> int:
     """The FFN's width, one for all blocks, that brings a model nearest to its base in what `match` names.
 
-    The base has its own parts with their own knobs, at the same sizes. Both counts are linear in the width, so two
-    models give the line; of two widths equally near it is the smaller. `multiple_of` rounds default widths, not this.
+    Both counts are linear in the width, so two models give the line; of two widths equally near it is the smaller.
+    `multiple_of` rounds default widths, not this.
 
-    Raises UserError if the width is given as well, if the FFN has none, and if no width above 0 comes nearest.
+    Raises UserError if the width is given as well, if the FFN has none, if there is no base of these sizes, and if no
+    width above 0 comes nearest.
     """
     where = f"match={config.match}"
     if "hidden" not in config.ffn:
@@ -196,7 +210,7 @@ def matched_hidden(config: Config, num_symbols: int) -> int:
     def count(model: Transformer) -> int:
         return MATCHED[str(config.match)](model, config.model.ctx_len)
 
-    target = count(build_model(with_parts(config, BASES[config.base]).model_copy(update={"match": None}), num_symbols))
+    target = count(build_base(config, num_symbols)[1])
     at_one, at_two = (count(build_model(with_hidden(config, hidden), num_symbols)) for hidden in (1, 2))
     slope = at_two - at_one
     below = math.floor((target - at_one) / slope) + 1

@@ -176,7 +176,7 @@ def arm_words(base: str, swap: str, overrides: Sequence[str]) -> str:
     words = [f"base={base}"]
     if swap != "none":
         words.append(f"swap=[{swap}]" if "," in swap else f"swap={swap}")
-    rest = (word for word in overrides if word.partition("=")[0] not in ("base", "swap", "seed", "study"))
+    rest = (word for word in overrides if word.lstrip("+").partition("=")[0] not in ("base", "swap", "seed", "study"))
     return " ".join([*words, *sorted(rest)])
 
 

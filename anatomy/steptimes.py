@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from anatomy.axes import BASES
 from anatomy.bench import step_ms
-from anatomy.build import build_model, derived, with_parts
+from anatomy.build import build_base, build_model, derived
 from anatomy.config import Config
 from anatomy.corpus import Corpus
 from anatomy.errors import UserError
 from anatomy.files import write_json
+from anatomy.model import Transformer
 from anatomy.record import device_name
 from anatomy.runs import SCHEMA, Layout, canonical_json, identity, read_json
 
@@ -38,18 +38,19 @@ class StepTimes:
         self._measured: dict[str, dict[str, Any]] = {}
 
     def matched_steps(self, config: Config, corpus: Corpus, device: torch.device) -> int:
-        """round(steps x the base's step time / the model's own). The base has its own parts and knobs.
+        """round(steps x the base's step time / the model's own).
 
-        Both are measured together, in turns, unless they are known. Raises UserError if the base cannot be built.
+        Both are measured together, in turns, unless known. Raises UserError if there is no base of these sizes.
         """
-        base = with_parts(config, BASES[config.base])
-        ours, bases = (_timed(arm, corpus) for arm in (config, base))
+        num_symbols = len(corpus.vocabulary)
+        base, base_model = build_base(config, num_symbols)
+        ours = _timed(config, build_model(config, num_symbols), corpus)
+        bases = _timed(base, base_model, corpus)
         if ours == bases:
             return config.train.steps
         device_word = device_name(device)
         key = hashlib.sha256(canonical_json([ours, bases, device_word]).encode()).hexdigest()
         if key not in self._known:
-            num_symbols = len(corpus.vocabulary)
             own_ms, base_ms = step_ms(config, base, num_symbols=num_symbols, device=device, rounds=ROUNDS)
             self._known[key] = self._measured[key] = {
                 "base": config.base,
@@ -75,9 +76,8 @@ class StepTimes:
         return (read_json(self._path, "table of step times") or {"times": {}})["times"]
 
 
-def _timed(config: Config, corpus: Corpus) -> dict[str, Any]:
+def _timed(config: Config, model: Transformer, corpus: Corpus) -> dict[str, Any]:
     """What decides how long a step of a model takes, the device aside."""
-    sizes = derived(build_model(config, len(corpus.vocabulary)))
-    whole = identity(config.model_dump(mode="json"), sizes, corpus.sha256)
+    whole = identity(config.model_dump(mode="json"), derived(model), corpus.sha256)
     train = {key: value for key, value in whole["train"].items() if key not in NO_MATTER_IN_TRAIN}
     return {key: value for key, value in whole.items() if key not in NO_MATTER} | {"train": train}

@@ -116,6 +116,7 @@ def test_what_matching_leaves_alone_keeps_its_run(text_file: Path) -> None:
             "without its FFN the model comes to 15, base vanilla to 16, so no width of the FFN fits",
         ),
         (["attn=gqa", "attn.n_kv_head=3"], "it can be 1, 2, 4"),
+        (["base=llama", "attn=mha", "model.n_head=1"], "match=params: there is no base llama of these sizes .attn=gqa"),
     ],
 )
 def test_what_cannot_be_matched_is_refused_in_one_line(words: list[str], message: str) -> None:
