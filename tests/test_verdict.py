@@ -331,6 +331,9 @@ def test_the_critical_t_is_scipys(df: float, alpha: float) -> None:
         (0.030, math.inf, 1, 0.02, 1),
         (0.050, 12.0, 11, 0.02, 11),
         (0.001, math.inf, 6, 0.01, 6),
+        (0.004, math.inf, 2, 0.01, 2),  # here the cap on the degrees of freedom decides
+        (0.006, math.inf, 6, 0.01, 6),
+        (0.006, 30.0, 1, 0.01, 1),
     ],
 )
 def test_the_seeds_that_are_asked_for_suffice_and_one_fewer_does_not(
