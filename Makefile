@@ -16,7 +16,7 @@ setup: .venv/.installed ## install into .venv; PIP_ARGS="--index-url URL" for an
 
 report: .venv/.installed ## train the study `swaps` where it is not finished, then print and write its report
 	$(BIN)/anatomy-train study=swaps || test $$? -eq 1
-	$(BIN)/anatomy-report $(SWAPS) --out $(SWAPS)/report
+	$(BIN)/anatomy-report $(SWAPS) --out $(SWAPS)/report --figures
 
 test: .venv/.installed-test ## run the tests
 	$(BIN)/python -m pytest -n auto

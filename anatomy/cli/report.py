@@ -20,14 +20,15 @@ FORMATS = ("table", "md", "csv", "json", "tex", "html")
 @click.argument("directory", metavar="[DIR]", default="outputs")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True, help="What to print.")
 @click.option("--study", default=None, metavar="NAME", help="Only this study of the folder.")
-@click.option(
-    "--out", default=None, metavar="DIR", help="Also write report.html, .md, .csv, .json and .tex there, and figures/."
-)
-def command(directory: str, form: str, study: str | None, out: str | None) -> int:
+@click.option("--out", default=None, metavar="DIR", help="Also write report.html, .md, .csv, .json and .tex there.")
+@click.option("--figures", is_flag=True, help="With --out: also save every figure there, as SVG and PNG.")
+def command(directory: str, form: str, study: str | None, out: str | None, figures: bool) -> int:
     """Compare the runs under DIR: an outputs folder, a study's, a folder of runs, or one run.
 
     Exits with 1 when nothing there can be compared.
     """
+    if figures and out is None:
+        raise click.UsageError("--figures needs a place to save them: add --out DIR")
     from anatomy.report.table import build_report
     from anatomy.report.views import show, to_csv, to_json, to_latex, to_markdown
 
@@ -39,7 +40,7 @@ def command(directory: str, form: str, study: str | None, out: str | None) -> in
         text = views[form](report)
         sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     if out is not None:
-        _write(Path(out), report, {name: view(report) for name, view in views.items()})
+        _write(Path(out), {name: view(report) for name, view in views.items()}, report if figures else None)
     if not report.studies:
         click.echo(f"{directory!r}: holds no runs; type: anatomy-train study=swaps", err=True)
     elif not report.is_comparable:
@@ -53,18 +54,22 @@ def _to_html(report: "Report") -> str:
     return to_html(report)
 
 
-def _write(folder: Path, report: "Report", contents: dict[str, str]) -> None:
+def _write(folder: Path, contents: dict[str, str], with_figures_of: "Report | None") -> None:
     from anatomy.errors import UserError
     from anatomy.files import write_atomic
-    from anatomy.report.figures import write_figures
 
     try:
-        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             write_atomic(folder / f"report.{name}", content.encode("utf-8"))
-        write_figures(report, folder / "figures")
+        if with_figures_of is not None:
+            from anatomy.report.figures import write_figures
+
+            (folder / "figures").mkdir(exist_ok=True)
+            write_figures(with_figures_of, folder / "figures")
     except OSError as error:
         raise UserError(f"--out {str(folder)!r}: cannot write there ({error.strerror})") from error
+    click.echo(f"written: {folder / 'report.html'}, and .md .csv .json .tex beside it", err=True)
 
 
 def main() -> None:

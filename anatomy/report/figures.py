@@ -39,7 +39,7 @@ from anatomy.report.drawing import (
 from anatomy.report.evidence import NUM_DETAILED
 from anatomy.report.words import visible
 
-MAX_ROWS, MAX_TABLES = NUM_DETAILED, 8  # what is drawn of a table, and of a report; the page says where there is more
+MAX_ROWS, MAX_TABLES = NUM_DETAILED, 6  # what is drawn of a table, and of a report; the page says where there is more
 EARLY = 0.1  # share of the steps whose losses may leave the picture at its top
 LATE = 2 / 3  # where the enlargement of a curve's end begins
 WORST = 4.0  # how many times as far above the best as the median a loss may lie in the picture of rates
