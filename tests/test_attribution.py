@@ -346,24 +346,31 @@ def test_the_way_from_gpt2_has_six_axes(tmp_path: Path) -> None:
         {"config": {"match": "params"}, "derived": {"ffn_hidden": 203}},
         {"config": {"match": "flops", "ffn.hidden": 203}},
         {"config": {"train.steps": 10}},
-        {"config": {"init": "xavier"}, "init": True},
+        {"config": {"init": "xavier"}},
         {"status": "diverged"},
     ],
     ids=lambda what: "-".join(map(str, what.get("config", what))),
 )
 def test_only_compositions_of_the_two_bases_themselves_take_part(tmp_path: Path, what: dict) -> None:
-    losses = noisy(0.003)
-    sound = records(BOTH_DIRECTIONS, range(3), losses)
+    """Others stand before them in the manifest, so that none can win by being there first."""
+    sound = records(BOTH_DIRECTIONS, range(3), noisy(0.003))
     put_study(tmp_path / "sound", "swaps", sound)
-    parts = {"init": "xavier"} if what.pop("init", False) else {}
-    odd = [
-        fake_record(
-            f"odd-{base}-{len(axes)}-{seed}", 9.0, base=base, seed=seed, parts=swapped(base, axes) | parts, **what
-        )
-        for base in ("vanilla", "llama")
-        for axes in ((), ("norm",), ("ffn",))
-        for seed in range(3)
-    ]
-    put_study(tmp_path / "both", "swaps", [*sound, *odd])
+    parts = {"init": "xavier"} if what.get("config", {}).get("init") else {}
+
+    def odd(*axes: str) -> list[dict]:
+        return [
+            fake_record(
+                f"odd-{base}-{'+'.join(axes)}-{seed}",
+                9.0,
+                base=base,
+                seed=seed,
+                parts=swapped(base, axes) | parts,
+                **what,
+            )
+            for base in ("vanilla", "llama")
+            for seed in range(3)
+        ]
+
+    put_study(tmp_path / "both", "swaps", [*odd("norm"), *odd("ffn"), *sound, *odd()])
     expected, found = attribution_of(tmp_path / "sound"), attribution_of(tmp_path / "both")
     assert found == expected
