@@ -73,8 +73,11 @@ def test_the_base_row_is_the_one_without_salts_wherever_it_stands(tmp_path: Path
     assert [(row.name, row.is_null) for row in table_of(tmp_path).rows] == [("base", False), ("init_salt=1", True)]
 
 
-def test_the_noise_floor_is_the_largest_mean_difference_of_a_null_arm_in_size(tmp_path: Path) -> None:
-    up, down = ({seed: loss + shift for seed, loss in LOSSES.items()} for shift in (0.004, -0.007))
+@pytest.mark.parametrize("shifts", [(0.004, -0.007), (0.007, -0.004)])
+def test_the_noise_floor_is_the_largest_mean_difference_of_a_null_arm_in_size(
+    tmp_path: Path, shifts: tuple[float, float]
+) -> None:
+    up, down = ({seed: loss + shift for seed, loss in LOSSES.items()} for shift in shifts)
     nulls = [*null_arms("u", up, "init_salt"), *null_arms("d", down, "order_salt")]
     put_study(tmp_path, "s", [*seeds_of("b", LOSSES), *nulls, *seeds_of("r", RMS_LOSSES, parts={"norm": "rms"})])
     assert table_of(tmp_path).noise_floor == pytest.approx(0.007)
@@ -155,6 +158,10 @@ def test_an_arm_beyond_the_plan_is_exploratory_and_the_planned_ones_are_not(tmp_
     assert table.registration is not None
     (line,) = table.registration.deviations
     assert "swap=pos" in line and "seed 0, 1, 2" in line
+
+
+def test_against_a_base_beyond_the_plan_all_is_exploratory(tmp_path: Path) -> None:
+    assert put_plan(tmp_path, arms=["base=vanilla swap=norm"]).rows[1].verdict == "better (exploratory)"
 
 
 def test_a_seed_beyond_the_plan_of_an_arm_alone_pairs_with_nothing_and_changes_no_verdict(tmp_path: Path) -> None:
