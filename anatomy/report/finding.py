@@ -115,8 +115,8 @@ def _knowledge(breakdown: Breakdown | None, ordered: Sequence[Row]) -> str:
     percent, of_targets = 100 * parts[place] / sum(one_way), 100 * breakdown.shares[place]
     verb = "gains" if whole < 0 else "loses"
     return (
-        f"{percent:.0f} % of what {profile.row} {verb} comes from the {of_targets:.0f} % of characters on which a 6-gram "
-        f"table loses {breakdown.bins[place]} nats."
+        f"{percent:.0f} % of what {profile.row} {verb} comes from the {of_targets:.0f} % of characters on which a "
+        f"6-gram table loses {breakdown.bins[place]} nats."
     )
 
 

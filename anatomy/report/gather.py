@@ -16,10 +16,19 @@ from typing import Any, get_args
 
 from anatomy.axes import AXES, BASES, Parts
 from anatomy.errors import UserError
-from anatomy.runs import FINISHED, LABELS, Layout, Status, finite, identity, part_name, read_manifest, read_record
+from anatomy.runs import (
+    ADHOC,
+    FINISHED,
+    LABELS,
+    Layout,
+    Status,
+    finite,
+    identity,
+    part_name,
+    read_manifest,
+    read_record,
+)
 
-ADHOC = "adhoc"
-"""The study of runs that no manifest names. It has no plan: its runs are asked for one by one."""
 NOISE_FLOOR = "noise_floor"
 """The study whose null arms say how far a base is from itself."""
 
@@ -264,7 +273,7 @@ class Plan:
             return None
         tuning = spec.get("tune") or {}
         seeds = frozenset([*seeds, *tuning.get("seeds", ())])
-        return cls({_words(arm.split()): arm for arm in arms}, seeds, bool(tuning))
+        return cls({_words(re.split(r" (?=[+\w.]+=)", arm)): arm for arm in arms}, seeds, bool(tuning))
 
     def holds(self, words: Words, seed: int) -> bool:
         """Whether an arm and seed are part of the plan. A study that tunes plans all learning rates."""

@@ -28,12 +28,12 @@ from anatomy.report.data import (
 )
 from anatomy.report.evidence import Evidence, read_evidence
 from anatomy.report.finding import attribution_findings, table_findings
-from anatomy.report.gather import ADHOC, Arm, Gathered, Run, Settings, Study, gather, pick_study
+from anatomy.report.gather import Arm, Gathered, Run, Settings, Study, gather, pick_study
 from anatomy.report.rows import Comparison, Group, compare
 from anatomy.report.tuned import BEST, COMMON, Tuned, rank_flips, take_apart
 from anatomy.report.verdict import ALPHA, Judged, judge
 from anatomy.rungs import MAX_N, RungEntry, read_rung_losses, read_rungs
-from anatomy.runs import finite
+from anatomy.runs import ADHOC, finite
 
 MARGIN_NATS = 0.01
 LARGEST_MARGIN = 100.0  # nats; no loss differs by more

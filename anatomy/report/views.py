@@ -260,7 +260,7 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"[\\|<>*_`]", r"\\\g<0>", visible(text))
+    return re.sub(r"[\\|<>*_`~&![\]]", r"\\\g<0>", visible(text))
 
 
 def to_latex(report: Report) -> str:
