@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import integrate, special, stats
 
 from anatomy.report import verdict
 from anatomy.report.verdict import (
@@ -294,26 +294,42 @@ def test_p_values_are_two_sided(df: float) -> None:
 # --------------------------------------------------------------------------------------------- power and seeds
 
 
-def power(effect_in_errors: float, df: float, alpha: float) -> float:
-    """Of the tail on the effect's side: the other holds less than 1e-6 here, and scipy's nct is not to be had there."""
-    return float(stats.nct.sf(stats.t.ppf(1 - alpha / 2, df), df, effect_in_errors))
+def power(effect_in_errors: float, own_df: int, prior_df: float, df: float, alpha: float) -> float:
+    """How often |mean| exceeds t times the used error, in true errors, integrated over the row's own variance."""
+    t = stats.t.ppf(1 - alpha / 2, df)
+
+    def at(quantile: float) -> float:
+        own = stats.chi2.ppf(quantile, own_df) / own_df
+        weight = prior_df / (prior_df + own_df) if math.isfinite(prior_df) else 1.0
+        used = math.sqrt(max(own, weight + (1 - weight) * own))
+        return float(stats.norm.sf(t * used - effect_in_errors) + stats.norm.cdf(-t * used - effect_in_errors))
+
+    return float(integrate.quad(at, 0, 1, limit=200)[0])
 
 
-@pytest.mark.parametrize("df", [1, 2, 4, 12, 30, 400])
+@pytest.mark.parametrize(("own_df", "prior_df"), [(1, math.inf), (2, math.inf), (2, 4.0), (4, 0.7), (9, 30.0)])
 @pytest.mark.parametrize("num_compared", [1, 6, 31])
-def test_the_detectable_effect_is_found_with_a_power_of_eighty_percent(df: float, num_compared: int) -> None:
-    alpha, error = 0.05 / num_compared, 0.0037
-    effect = detectable_effect(error, df, alpha)
-    assert power(effect / error, df, alpha) == pytest.approx(0.8, abs=1e-3)
+def test_the_detectable_effect_is_found_with_a_power_of_eighty_percent(
+    own_df: int, prior_df: float, num_compared: int
+) -> None:
+    alpha, error, df = 0.05 / num_compared, 0.0037, min(prior_df + own_df, 6 * own_df)
+    effect = detectable_effect(error, own_df, prior_df, df, alpha)
+    assert power(effect / error, own_df, prior_df, df, alpha) == pytest.approx(0.8, abs=3e-3)
 
 
-@pytest.mark.parametrize(("df", "alpha"), [(2, 0.05), (12, 0.05 / 6), (5.5, 0.025 / 11)])
-def test_of_simulated_t_tests_eighty_percent_find_the_detectable_effect(df: float, alpha: float) -> None:
-    rng, num_studies, error = np.random.default_rng(5), 200_000, 0.02
-    means = rng.normal(detectable_effect(error, df, alpha), error, num_studies)
-    estimated = error * np.sqrt(rng.chisquare(df, num_studies) / df)
-    found = np.mean(np.abs(means) / estimated > stats.t.ppf(1 - alpha / 2, df))
-    assert found == pytest.approx(0.8, abs=4 * math.sqrt(0.8 * 0.2 / num_studies))
+@pytest.mark.parametrize(("num_seeds", "prior_df"), [(3, math.inf), (5, 6.0)])
+def test_of_simulated_rows_eighty_percent_find_the_detectable_effect(num_seeds: int, prior_df: float) -> None:
+    """Rows whose prior is known: differences drawn one by one, judged by hand."""
+    rng, num_studies, sd = np.random.default_rng(5), 100_000, 0.02
+    own_df, alpha = num_seeds - 1, 0.05 / 6
+    df = min(prior_df + own_df, 6 * own_df)
+    effect = detectable_effect(sd / math.sqrt(num_seeds), own_df, prior_df, df, alpha)
+    differences = rng.normal(effect, sd, (num_studies, num_seeds))
+    own = differences.var(axis=1, ddof=1)
+    drawn = sd**2 if math.isinf(prior_df) else (prior_df * sd**2 + own_df * own) / (prior_df + own_df)
+    errors = np.sqrt(np.maximum(drawn, own) / num_seeds)
+    found = np.mean(np.abs(differences.mean(axis=1)) / errors > stats.t.ppf(1 - alpha / 2, df))
+    assert found == pytest.approx(0.8, abs=3e-3 + 4 * math.sqrt(0.8 * 0.2 / num_studies))
 
 
 @pytest.mark.parametrize("df", [1.0, 2.0, 9.7, 1e5])
@@ -345,10 +361,9 @@ def test_the_seeds_that_are_asked_for_suffice_and_one_fewer_does_not(
 
     def power_with(num_seeds: int) -> float:
         df = min(prior_df + num_seeds - 1, num_rows * (num_seeds - 1))
-        return power(margin / (sd / math.sqrt(num_seeds)), df, alpha)
+        return power(margin / (sd / math.sqrt(num_seeds)), num_seeds - 1, prior_df, df, alpha)
 
-    least = next(n for n in range(2, 1000) if power_with(n) >= 0.8)
-    assert needed == least
+    assert power_with(needed) > 0.797 and (needed == 2 or power_with(needed - 1) < 0.803)
 
 
 def test_more_seeds_than_anyone_would_run_are_not_a_number() -> None:
@@ -372,7 +387,8 @@ def test_a_judged_row_carries_its_own_detectable_effect_and_seeds() -> None:
     for one in judged:
         assert one is not None
         error = math.sqrt(one.variance / 3)
-        assert power(one.minimum_detectable_effect_nats / error, one.df, 0.025 / 11) == pytest.approx(0.8, abs=1e-3)
+        found = power(one.minimum_detectable_effect_nats / error, 2, prior.df, one.df, 0.025 / 11)
+        assert found == pytest.approx(0.8, abs=3e-3)
         assert one.seeds_needed == seeds_needed(one.variance, prior.df, 6, 0.01, 0.025 / 11)
 
 
@@ -417,23 +433,24 @@ def test_studies_without_effects_have_false_verdicts_as_often_as_promised(
 
 
 @pytest.mark.usefixtures("without_planning")
+@pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("num_seeds", [3, 5])
-def test_an_effect_as_large_as_rows_say_on_average_they_would_find_is_found_about_as_often_as_they_say(
-    num_seeds: int, monkeypatch: pytest.MonkeyPatch
+def test_an_effect_as_large_as_rows_say_they_would_find_is_found_as_often_as_they_say(
+    num_seeds: int, is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somewhat less often than 80 %, for the variance used is never below the row's own: .79 and .77 of 2,000 studies.
-    The binomial error here is .013."""
+    """On average somewhat more often than 80 % (.82 to .87 over 1,200 rows each), for the variance that stands for the
+    true one is never below the row's own. The binomial error here is .013."""
     monkeypatch.setattr(verdict, "detectable_effect", detectable_effect)
     reported = [
         one.minimum_detectable_effect_nats
-        for study in islice(simulated(num_seeds, ALIKE, is_shared=False, seed=3), 500)
+        for study in islice(simulated(num_seeds, ALIKE, is_shared, seed=3), 300)
         for one in judge(study.tolist(), margin=1e-9, num_compared=6)[0]
         if one is not None
     ]
     effect, num_found = float(np.mean(reported)), 0
     monkeypatch.setattr(verdict, "detectable_effect", lambda *_: 0.0)
-    for study in islice(simulated(num_seeds, ALIKE, is_shared=False, seed=4), 1_000):
+    for study in islice(simulated(num_seeds, ALIKE, is_shared, seed=4), 1_000):
         study[0] += effect
         planted = judge(study.tolist(), margin=1e-9, num_compared=6)[0][0]
         num_found += planted is not None and planted.verdict == "worse"
-    assert num_found / 1_000 == pytest.approx(0.78, abs=4 * 0.013)
+    assert 0.8 - 2 * 0.013 < num_found / 1_000 < 0.87 + 3 * 0.013

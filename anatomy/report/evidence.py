@@ -148,7 +148,8 @@ def _by_position(differences: Mapping[str, Sequence[Array]]) -> Breakdown | None
 def _by_knowledge(differences: Mapping[str, Sequence[Array]], ngram_losses_WT: Array | None) -> Breakdown | None:
     if ngram_losses_WT is None or not differences:
         return None
-    if next(iter(differences.values()))[0].shape != ngram_losses_WT.shape:
+    is_sound = ngram_losses_WT.dtype.kind == "f" and np.isfinite(ngram_losses_WT).all()
+    if not is_sound or next(iter(differences.values()))[0].shape != ngram_losses_WT.shape:
         return None
     names = [f"{low:g}-{high:g}" for low, high in pairwise(KNOWN_NATS)] + [f"over {KNOWN_NATS[-1]:g}"]
     bin_of = np.digitize(ngram_losses_WT, KNOWN_NATS[1:])

@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from scipy import optimize, special
 
 ALPHA = 0.05
 POWER = 0.8
+QUANTILES = (np.arange(200) + 0.5) / 200  # over which a distribution is averaged
 MAX_SEEDS = 10_000  # a study that needs more seeds than this will not be run
 
 Array = NDArray[np.float64]
@@ -89,7 +91,9 @@ def judge(
             p_holm=float(p_holm[place]),
             verdict=verdict_of(low, high, margin),
             smallest_margin_nats=float(max(-low, high)),
-            minimum_detectable_effect_nats=detectable_effect(errors[place], df[place], alpha / num_compared),
+            minimum_detectable_effect_nats=detectable_effect(
+                float(errors[place]), len(families[i]) - 1, prior.df, float(df[place]), alpha / num_compared
+            ),
             seeds_needed=seeds_needed(variance[place], prior.df, len(index), margin, alpha / num_compared),
         )
     return judged, prior
@@ -178,10 +182,27 @@ def holm(p: Array, num_compared: int) -> Array:
     return adjusted
 
 
-def detectable_effect(error: float, df: float, alpha: float) -> float:
-    """The true difference, in nats, that a two-sided t test at level `alpha` finds with probability POWER: the standard
-    error of the mean difference times the noncentrality that lifts t above its critical value so often."""
-    return float(error * special.nctdtrinc(df, 1 - POWER, critical_t(df, alpha)))
+def detectable_effect(error: float, own_df: int, prior_df: float, df: float, alpha: float) -> float:
+    """The true difference, in nats, that the test at level `alpha` finds with probability POWER, where the standard
+    error of the mean difference is in truth `error`."""
+    return error * _effect_in_errors(own_df, prior_df, df, alpha)
+
+
+@lru_cache(maxsize=4096)
+def _effect_in_errors(own_df: int, prior_df: float, df: float, alpha: float) -> float:
+    """P(|mean| > t * used error) = POWER, solved for the mean, in true standard errors.
+
+    The test divides by an error that is never below the moderated one nor below the row's own, so it asks for more
+    than the noncentral t knows of. Averaged over the chi-squared distribution of the row's own variance.
+    """
+    own = special.chdtri(own_df, QUANTILES) / own_df  # of the row's own variance, as a share of the true one
+    drawn = 1.0 if math.isinf(prior_df) else (prior_df + own_df * own) / (prior_df + own_df)
+    threshold = critical_t(df, alpha) * np.sqrt(np.maximum(drawn, own))
+
+    def shortfall(effect: float) -> float:
+        return float(np.mean(special.ndtr(effect - threshold) + special.ndtr(-effect - threshold))) - POWER
+
+    return float(optimize.brentq(shortfall, 0.0, float(threshold.max()) + 1))
 
 
 def seeds_needed(variance: float, prior_df: float, num_rows: int, margin: float, alpha: float) -> int | None:
@@ -192,7 +213,7 @@ def seeds_needed(variance: float, prior_df: float, num_rows: int, margin: float,
 
     def finds(num_seeds: int) -> bool:
         df = min(prior_df + num_seeds - 1, num_rows * (num_seeds - 1))
-        return detectable_effect(math.sqrt(variance / num_seeds), df, alpha) <= margin
+        return detectable_effect(math.sqrt(variance / num_seeds), num_seeds - 1, prior_df, df, alpha) <= margin
 
     numbers = range(2, MAX_SEEDS + 1)
     index = bisect_left(numbers, True, key=finds)
