@@ -5,7 +5,6 @@ at the common rate, the recipe's, and at each arm's best one. Both stages are re
 goes on where it stopped.
 """
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from anatomy.compose import Asked, Request
 from anatomy.config import TuneSpec
 from anatomy.errors import UserError
+from anatomy.rates import best_rate, tuning_loss
 from anatomy.sweep import Plan, make_plan
 
 RATE = "train.lr"
@@ -63,7 +63,7 @@ def best_rates(tuning: Plan) -> dict[tuple[str, ...], float | None]:
     """
     losses: dict[tuple[str, ...], dict[float, list[float | None]]] = defaultdict(lambda: defaultdict(list))
     for planned in tuning.runs:
-        losses[_arm(planned.request)][planned.config.train.lr].append(_validation_loss(planned.record()))
+        losses[_arm(planned.request)][planned.config.train.lr].append(_loss(planned.record()))
     return {arm: _best_rate(by_rate) for arm, by_rate in losses.items()}
 
 
@@ -89,13 +89,11 @@ def _best_rate(by_rate: Mapping[float, Sequence[float | None]]) -> float | None:
         if len(known) < len(losses):
             return None
         means[rate] = statistics.fmean(known)
-    return min(means, key=lambda rate: (means[rate], rate))
+    return best_rate(means)
 
 
-def _validation_loss(record: Mapping[str, Any] | None) -> float | None:
-    """What the choice goes by: where a text is seen more than once, the final loss would measure memorising."""
-    if record is None or record["status"] not in ("done", "diverged"):
+def _loss(record: Mapping[str, Any] | None) -> float | None:
+    if record is None:
         return None
-    if record["status"] == "diverged":
-        return math.inf
-    return float(record["best_val_loss_nats" if record["data"]["epochs"] > 1 else "val_loss_nats"])
+    epochs = record["data"]["epochs"]
+    return tuning_loss(record["status"], epochs, record["val_loss_nats"], record["best_val_loss_nats"])

@@ -9,7 +9,9 @@ import pytest
 from fake_runs import fake_record, put, put_rungs, put_study
 
 from anatomy.errors import UserError
-from anatomy.report.table import Row, Table, build_report, rung_of
+from anatomy.report.data import Row, Table
+from anatomy.report.measure import rung_of
+from anatomy.report.table import build_report
 from anatomy.runs import Entry, owned, record_entries
 
 LOSSES = {0: 1.70, 1: 1.64, 2: 1.75}

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from anatomy.axes import AXES, BASES, Parts
 from anatomy.errors import UserError
+from anatomy.report.plan import Plan, Words, words_of
 from anatomy.runs import (
     ADHOC,
     FINISHED,
@@ -32,17 +33,12 @@ from anatomy.runs import (
 NOISE_FLOOR = "noise_floor"
 """The study whose null arms say how far a base is from itself."""
 
-Words = frozenset[str]
-"""The words that ask for an arm, seed and labels left out."""
-
 Setting = str | int | float | tuple["Setting", ...]
 Settings = Mapping[str, Setting]
 """A flat config: `train.lr` -> 0.004, and axis -> part. What is null is left out."""
 
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, OSError)
 """What reading strange JSON can raise."""
-
-_OF_NO_ARM = {*LABELS, "seed"} - {"base", "match"}
 
 NUMBERS = (
     "num_params",
@@ -257,37 +253,6 @@ def _read_study(folder: Path, pool: "_Pool") -> Study:
     )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The arms and seeds that a study said it would run, before it started."""
-
-    arms: Mapping[Words, str]
-    seeds: frozenset[int]
-    is_tuned: bool
-
-    @classmethod
-    def of(cls, spec: Mapping[str, Any]) -> "Plan | None":
-        """The plan in a study's spec; None where it holds none, as those of old studies."""
-        arms, seeds = spec.get("arms"), spec.get("seeds")
-        if not isinstance(arms, list) or not isinstance(seeds, list) or not all(isinstance(arm, str) for arm in arms):
-            return None
-        tuning = spec.get("tune") or {}
-        seeds = frozenset([*seeds, *tuning.get("seeds", ())])
-        return cls({_words(re.split(r" (?=[+\w.]+=)", arm)): arm for arm in arms}, seeds, bool(tuning))
-
-    def holds(self, words: Words, seed: int) -> bool:
-        """Whether an arm and seed are part of the plan. A study that tunes plans all learning rates."""
-        if self.is_tuned:
-            words = frozenset(word for word in words if not word.startswith("train.lr="))
-        return words in self.arms and seed in self.seeds
-
-
-def _words(words: Iterable[str]) -> Words:
-    """An arm's words so that two ways to type it compare equal: without seed, labels, and what changes nothing."""
-    kept = (word for word in words if word.partition("=")[0] not in _OF_NO_ARM)
-    return frozenset(re.sub(r"[\[\]]", "", word) for word in kept) - {"swap=none", "match=null"}
-
-
 def _deviations(plan: Plan, arms: Sequence[Arm]) -> list[str]:
     """Arms and seeds that were added after the start, or are not there."""
     added: dict[str, list[int | None]] = defaultdict(list)
@@ -315,7 +280,7 @@ class _Pool:
         """The arm of a manifest's entry, held against the plan. Raises one of DAMAGE on a damaged entry."""
         base, swap, overrides, seed, run = (entry[key] for key in ("base", "swap", "overrides", "seed", "run"))
         refused = entry.get("error")
-        words = _words([f"base={base}", *overrides, *([] if swap == "" else [f"swap={swap}"])])
+        words = words_of([f"base={base}", *overrides, *([] if swap == "" else [f"swap={swap}"])])
         outcome = run if refused is None else refused
         if base not in BASES or type(seed) is not int or not isinstance(outcome, str):
             raise ValueError(f"base={base} seed={seed} run={run} error={refused}")

@@ -1,13 +1,11 @@
 """From rows to numbers: the whole report as data (see data.py), of which all views show what they have room for."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from functools import cache
-from itertools import chain
 from pathlib import Path
-from statistics import StatisticsError, correlation, fmean, median, stdev
+from statistics import fmean
 from typing import Any
 
 from anatomy.axes import BASES, COUNTERPARTS
@@ -17,28 +15,25 @@ from anatomy.report.data import (
     AT_BEST,
     FINAL,
     SCHEMA,
-    STATUSES,
     Attribution,
     Registration,
     Report,
     Row,
-    Rungs,
     SetAside,
     Table,
 )
-from anatomy.report.evidence import Evidence, read_evidence
+from anatomy.report.evidence import read_evidence
 from anatomy.report.finding import attribution_findings, table_findings
-from anatomy.report.gather import Arm, Gathered, Run, Settings, Study, gather, pick_study
+from anatomy.report.gather import Gathered, Run, Settings, Study, gather, pick_study
+from anatomy.report.measure import measure, number_of, pairs_of, text_of
 from anatomy.report.rows import Comparison, Group, compare
 from anatomy.report.tuned import BEST, COMMON, Tuned, rank_flips, take_apart
-from anatomy.report.verdict import ALPHA, Judged, judge
-from anatomy.rungs import MAX_N, RungEntry, read_rung_losses, read_rungs
+from anatomy.report.verdict import ALPHA, judge
+from anatomy.rungs import RungEntry, read_rung_losses, read_rungs
 from anatomy.runs import ADHOC, finite
 
 MARGIN_NATS = 0.01
 LARGEST_MARGIN = 100.0  # nats; no loss differs by more
-OVER_FITTED_SHARE = 0.01
-UNMATCHED_PERCENT = 0.5
 TEXT_SHARE = 0.25  # above this, the choice of test windows is worth a warning
 LIST_SEEDS = 12  # a command names so many seeds one by one; beyond, it gives their range
 
@@ -74,19 +69,6 @@ def build_report(folder: Path, study: str | None = None) -> Report:
             tables[-len(those) :] = [replace(table, title=COMMON) for table in those]
             tables += [_tuned_table(table, those, tuned) for table in fair]
     return Report(SCHEMA, tables, attribution, gathered.warnings)
-
-
-def rung_of(loss_nats: float, rungs: Rungs, vocab_size: float) -> float:
-    """Where a loss stands between the n-gram tables, see `Row.rung`.
-
-    n + (x_n - loss) / (x_n - x_{n+1}) for the highest n whose table's loss x_n the loss reaches; x_0 = ln V; 0 if
-    it reaches none.
-    """
-    marks = [math.log(vocab_size), *(rungs[str(n)] for n in range(1, MAX_N + 1))]
-    reached = max((n for n, mark in enumerate(marks) if loss_nats <= mark), default=None)
-    if reached is None or reached == MAX_N:
-        return float(reached or 0)
-    return reached + (marks[reached] - loss_nats) / (marks[reached] - marks[reached + 1])
 
 
 def _matching_rungs(run: Run, entries: Sequence[RungEntry]) -> RungEntry | None:
@@ -141,11 +123,11 @@ def _table(study: Study, base: str | None, comparison: Comparison, gathered: Gat
     alpha = ALPHA / max(1, len(looks))
     entry = find_rungs(typical.runs[0]) if typical.runs else None
     rungs = entry["nats_per_char"] if entry else None
-    sha256 = _text(typical, "data.sha256")
+    sha256 = text_of(typical, "data.sha256")
     ngrams = read_rung_losses(gathered.outputs, sha256, entry) if entry and sha256 else None
     evidence = read_evidence(study.runs, groups, comparison.base, metric, None if ngrams is None else ngrams[-1])
 
-    pairs = [_paired(group, comparison.base, metric) for group in groups]
+    pairs = [pairs_of(group, comparison.base, metric) for group in groups]
     num_compared = len(groups) - (comparison.base is not None)
     judged, prior = judge(
         [[mine - theirs for mine, theirs in some] for some in pairs],
@@ -154,10 +136,10 @@ def _table(study: Study, base: str | None, comparison: Comparison, gathered: Gat
         alpha=alpha,
     )
     rows = [
-        _row(group, comparison.base, metric, some, verdict, looks, evidence, rungs)
+        measure(group, comparison.base, metric, some, verdict, looks, evidence, rungs)
         for group, some, verdict in zip(groups, pairs, judged, strict=True)
     ]
-    tokens, num_params = _number(typical, "tokens"), _number(typical, "num_params")
+    tokens, num_params = number_of(typical, "tokens"), number_of(typical, "num_params")
     question = study.spec.get("question")
     table = Table(
         study=study.name,
@@ -183,14 +165,14 @@ def _table(study: Study, base: str | None, comparison: Comparison, gathered: Gat
             *_row_warnings(rows),
         ],
         question=question if isinstance(question, str) else None,
-        corpus=_text(typical, "data.corpus"),
+        corpus=text_of(typical, "data.corpus"),
         corpus_sha256=sha256,
-        num_chars=_number(typical, "data.num_chars"),
+        num_chars=number_of(typical, "data.num_chars"),
         sizes={key.partition(".")[2]: value for key, value in settings.items() if key.startswith("model.")},
         steps=settings.get("train.steps"),
         tokens=tokens,
         tokens_per_param=tokens / num_params if tokens is not None and num_params else None,
-        epochs=_number(typical, "data.epochs"),
+        epochs=number_of(typical, "data.epochs"),
         seeds=sorted({run.seed for run in done}),
         devices=_distinct(done, "env.device"),
         commits=_distinct(done, "env.commit"),
@@ -256,7 +238,7 @@ def _noise_floor(comparison: Comparison, base: str | None, metric: str, gathered
         if floor is None or floor.base is None or floor.base.settings != comparison.base.settings:
             return None
         comparison = floor
-    nulls = [_paired(group, comparison.base, metric) for group in comparison.groups if group.is_null]
+    nulls = [pairs_of(group, comparison.base, metric) for group in comparison.groups if group.is_null]
     return max((abs(fmean(mine - theirs for mine, theirs in some)) for some in nulls if some), default=None)
 
 
@@ -278,7 +260,7 @@ def _metric(study: Study, typical: Group) -> tuple[str, list[str]]:
     asked = study.spec.get("metric")
     if asked in (FINAL, AT_BEST):
         return asked, []
-    epochs = _number(typical, "data.epochs")
+    epochs = number_of(typical, "data.epochs")
     chosen = AT_BEST if epochs is not None and epochs > 1 else FINAL
     return chosen, [] if asked is None else [f"metric {asked!r} is neither {FINAL} nor {AT_BEST}: {chosen} instead"]
 
@@ -308,106 +290,6 @@ def _warnings(done: Sequence[Run]) -> list[str]:
     return warnings
 
 
-# ------------------------------------------------------------------------------------------------- rows
-
-
-Pairs = Sequence[tuple[float, float]]
-"""A row's loss and the base's, one pair a seed that both have."""
-
-
-def _row(
-    group: Group,
-    base: Group | None,
-    metric: str,
-    pairs: Pairs,
-    judged: Judged | None,
-    looks: Sequence[int],
-    evidence: Evidence,
-    rungs: Rungs | None,
-) -> Row:
-    done = group.done
-    statuses = Counter(arm.status for arm in group.arms)
-    final, best = _values(done, FINAL), _values(done, metric)
-    vocab_size = _number(group, "data.vocab_size")
-    differences = [mine - theirs for mine, theirs in pairs]
-    curve = next((curve for curve in evidence.curves if curve.row == group.name), None)
-    sd_paired = _sd(differences)
-    text_error = evidence.text_errors.get(group.name)
-
-    def percent(measure: Callable[[Group], float | None]) -> float | None:
-        mine, theirs = measure(group), measure(base) if base and group is not base else None
-        return None if mine is None or not theirs else finite(100 * (mine - theirs) / theirs)
-
-    block_percent = percent(_block_params)
-    flops_percent = percent(lambda group: _number(group, "flops_per_token"))
-    return Row(
-        name=group.name,
-        parts=group.parts,
-        status=_status(statuses),
-        num_seeds=len(done),
-        seeds=[run.seed for run in done],
-        num_diverged=statuses["diverged"],
-        test_loss_nats_mean=_mean(final),
-        test_loss_nats_sd=_sd(final),
-        difference_nats=_mean(differences),
-        **_fields(judged) | {"verdict": _verdict(group, base, judged, statuses, looks)},
-        num_params=_number(group, "num_params"),
-        flops_per_token=_number(group, "flops_per_token"),
-        kv_bytes_per_token=_number(group, "kv_bytes_per_token"),
-        tokens_per_s=median(speeds) if (speeds := _values(done, "tokens_per_s")) else None,
-        correlation=_correlation(pairs),
-        sd_paired=sd_paired,
-        sd_unpaired=_unpaired_sd(pairs),
-        text_share=text_error / (sd_paired / math.sqrt(len(pairs))) if text_error is not None and sd_paired else None,
-        is_null=group.is_null,
-        unmatched=_is_beyond(UNMATCHED_PERCENT, block_percent, flops_percent),
-        num_arms=len(group.arms),
-        num_pairs=len(pairs),
-        metric_mean=_mean(best),
-        metric_sd=_sd(best),
-        best_val_loss_nats_mean=_mean(_values(done, "best_val_loss_nats")),
-        last_three_val_loss_nats_mean=_mean(curve.mean[-3:]) if curve else None,
-        best_step=[run.numbers["best_step"] for run in done],
-        test_bits_per_char=_mean(_values(done, "test_bits_per_char")),
-        rung=rung_of(fmean(best), rungs, vocab_size) if best and rungs and vocab_size else None,
-        num_params_percent=percent(lambda group: _number(group, "num_params")),
-        block_params_percent=block_percent,
-        flops_percent=flops_percent,
-        over_fitted=any(map(_is_over_fitted, done)) if done else None,
-        epochs=_number(group, "data.epochs"),
-        errors=[f"seed {arm.seed}: {error}" for arm in group.arms if (error := _error(arm))],
-    )
-
-
-def _fields(judged: Judged | None) -> dict[str, Any]:
-    """The fields that a judged row shares with `Row`, finite as strict JSON must be; None where it was not judged."""
-    if judged is None:
-        return dict.fromkeys(field.name for field in fields(Judged))
-    return {
-        name: value if isinstance(value, str | int | None) else finite(value) for name, value in asdict(judged).items()
-    }
-
-
-def _verdict(
-    group: Group, base: Group | None, judged: Judged | None, statuses: Counter[str], looks: Sequence[int]
-) -> str | None:
-    if group is base or base is None:
-        return None
-    if statuses["diverged"]:
-        return f"diverged {statuses['diverged']}/{statuses.total()}"
-    if judged is None:
-        return None
-    seeds = {run.seed for run in base.done} & {run.seed for run in group.done}
-    is_outside = any(arm.is_planned is False and arm.seed in seeds for arm in chain(group.arms, base.arms))
-    is_unplanned_look = bool(looks) and len(seeds) not in looks
-    return f"{judged.verdict} (exploratory)" if is_outside or is_unplanned_look else judged.verdict
-
-
-def _is_beyond(limit: float, *deviations: float | None) -> bool | None:
-    known = [abs(deviation) > limit for deviation in deviations if deviation is not None]
-    return any(known) if known else None
-
-
 def _row_warnings(rows: Sequence[Row]) -> list[str]:
     warnings = []
     judged = [row for row in rows if row.verdict is not None and row.p is not None]
@@ -420,67 +302,3 @@ def _row_warnings(rows: Sequence[Row]) -> list[str]:
             f"that from the seeds, {', '.join(texts)}"
         )
     return warnings
-
-
-def _status(statuses: Counter[str]) -> str:
-    if len(statuses) == 1:
-        return next(iter(statuses))
-    total = statuses.total()
-    return ", ".join(f"{status} {statuses[status]}/{total}" for status in STATUSES[1:] if statuses[status])
-
-
-def _error(arm: Arm) -> str | None:
-    return arm.refused or (arm.found.texts["error"] if arm.found else None)
-
-
-def _paired(group: Group, base: Group | None, metric: str) -> list[tuple[float, float]]:
-    if base is None or group is base:
-        return []
-    theirs = {run.seed: run.numbers[metric] for run in base.done}
-    pairs = [(run.numbers[metric], theirs.get(run.seed)) for run in group.done]
-    return [(mine, other) for mine, other in pairs if mine is not None and other is not None]
-
-
-def _correlation(pairs: Pairs) -> float | None:
-    if len(pairs) < 3:
-        return None  # two points always lie on a line
-    try:
-        return correlation(*zip(*pairs, strict=True))
-    except StatisticsError:  # all the same
-        return None
-
-
-def _unpaired_sd(pairs: Pairs) -> float | None:
-    """What the differences would spread by if the seeds of a row and of the base had nothing in common."""
-    return math.hypot(*(stdev(side) for side in zip(*pairs, strict=True))) if len(pairs) > 1 else None
-
-
-def _is_over_fitted(run: Run) -> bool:
-    best, final = run.numbers["best_val_loss_nats"], run.numbers["val_loss_nats"]
-    return best is not None and final is not None and best < (1 - OVER_FITTED_SHARE) * final
-
-
-def _block_params(group: Group) -> float | None:
-    sizes = [_number(group, f"num_params_by_axis.{axis}") for axis in ("norm", "attn", "ffn")]
-    return None if None in sizes else sum(filter(None, sizes))
-
-
-def _number(group: Group, key: str) -> float | None:
-    """A number that a row's runs share: that of the first run that has it."""
-    return next((value for run in group.runs if (value := run.numbers[key]) is not None), None)
-
-
-def _text(group: Group, key: str) -> str | None:
-    return next((value for run in group.runs if (value := run.texts[key]) is not None), None)
-
-
-def _values(runs: Sequence[Run], key: str) -> list[float]:
-    return [value for run in runs if (value := run.numbers[key]) is not None]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
-
-
-def _sd(values: Sequence[float]) -> float | None:
-    return stdev(values) if len(values) > 1 else None

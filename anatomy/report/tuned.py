@@ -13,6 +13,7 @@ from itertools import combinations
 from statistics import fmean
 
 from anatomy.axes import Parts
+from anatomy.rates import best_rate, tuning_loss
 from anatomy.report.data import Row, Tuning
 from anatomy.report.gather import Run, Study
 
@@ -50,18 +51,13 @@ def take_apart(study: Study) -> Tuned | None:
         return None
     single: dict[Composition, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for arm in study.arms:
-        if arm.seed in seeds and (run := arm.found) and (loss := _validation_loss(run)) is not None:
+        if arm.seed in seeds and (run := arm.found) and (loss := _loss(run)) is not None:
             single[_composition(run.parts)][_rate(run)].append(loss)
     losses = {of: {rate: fmean(some) for rate, some in by_rate.items()} for of, by_rate in single.items()}
     tested = [arm for arm in study.arms if arm.seed not in seeds]
     common = [arm for arm in tested if not any(word.startswith(f"{RATE}=") for word in arm.words)]
     best = [arm for arm in tested if arm.found and _is_at_best(arm.found, losses)]
     return Tuned(replace(study, arms=common), replace(study, arms=best), losses)
-
-
-def best_rate(losses: Mapping[float, float]) -> float:
-    """The rate of least loss; of several, the smallest."""
-    return min(losses, key=lambda rate: (losses[rate], rate))
 
 
 def rank_flips(common: Sequence[Row], best: Sequence[Row]) -> list[tuple[str, str]]:
@@ -94,11 +90,6 @@ def _is_at_best(run: Run, losses: Mapping[Composition, Mapping[float, float]]) -
     return bool(by_rate) and _rate(run) == best_rate(by_rate or {})
 
 
-def _validation_loss(run: Run) -> float | None:
-    """What the choice goes by: infinite where a run diverged, None where it is not there yet. Where a run sees its text
-    more than once it is the loss at the best step, for the final one measures memorising."""
-    if run.status == "diverged":
-        return math.inf
-    epochs = run.numbers["data.epochs"]
-    key = "best_val_loss_nats" if epochs is not None and epochs > 1 else "val_loss_nats"
-    return run.numbers[key] if run.status == "done" else None
+def _loss(run: Run) -> float | None:
+    numbers = run.numbers
+    return tuning_loss(run.status, numbers["data.epochs"], numbers["val_loss_nats"], numbers["best_val_loss_nats"])
