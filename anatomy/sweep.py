@@ -78,8 +78,12 @@ class Plan:
 
     @property
     def to_do(self) -> tuple[Planned, ...]:
-        """The runs to launch: each once, however often it was asked for."""
-        return tuple({planned.job.name: planned for planned in self.runs if planned.job and planned.to_do}.values())
+        """The runs to launch: each once, in the words it was first asked for in."""
+        by_name: dict[str, Planned] = {}
+        for planned in self.runs:
+            if planned.job and planned.to_do:
+                by_name.setdefault(planned.job.name, planned)
+        return tuple(by_name.values())
 
     @property
     def num_workers(self) -> int:

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import options
+
+from anatomy.compose import read_command
+from anatomy.config import parse_config
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,6 +59,35 @@ def test_corpus_and_check_commands_run(tmp_path: Path) -> None:
         if words[1] != "fetch":
             assert run(*words, cwd=tmp_path)
     assert "0 wrong" in run("anatomy-check", cwd=tmp_path)
+
+
+STUDIES = re.findall(r"^\| \[?`(\w+)`\S* \| (\d+) \|", README, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "num_runs"), STUDIES)
+def test_a_study_holds_as_many_runs_as_the_readme_says(name: str, num_runs: str) -> None:
+    requests = read_command([f"study={name}"], multirun=False).requests
+    (config, *_), faults = zip(*(parse_config(request.resolved) for request in requests), strict=True)
+    assert not any(faults) and config is not None and config.study is not None
+    if tune := config.study.tune:
+        num_arms = len({tuple(word for word in request.overrides if "seed=" not in word) for request in requests})
+        assert num_arms * len(tune.lr) * len(tune.seeds) + 2 * len(requests) == int(num_runs)
+    else:
+        assert len(requests) == int(num_runs)
+
+
+def test_every_study_stands_in_the_readme() -> None:
+    assert {name for name, _ in STUDIES} == set(options("study"))
+
+
+def test_the_readmes_tables_and_picture_are_the_example_reports() -> None:
+    report = (ROOT / "docs" / "example" / "report.md").read_text(encoding="utf-8")
+    rows = [
+        line for line in README.splitlines() if line.startswith("| ") and " nats" not in line and "verdict" not in line
+    ]
+    verdicts = [line for line in rows if re.search(r"\| (better|worse|inconclusive|equivalent)", line)]
+    assert len(verdicts) == 12 and all(line in report for line in verdicts)
+    assert all((ROOT / path).is_file() for path in re.findall(r"\]\((docs/[^)]+)\)", README))
 
 
 def test_ci_calls_the_readmes_test_command() -> None:

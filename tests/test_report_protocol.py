@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -372,11 +373,17 @@ def test_embedding_positions_and_output_are_no_part_of_the_match(tmp_path: Path)
     assert (row.block_params_percent, row.unmatched) == (0, False) and row.num_params_percent < -40
 
 
+def put_matched(outputs: Path, match: str, matched: list[dict], plain: Sequence[dict] = ()) -> None:
+    arms = [("base=vanilla", record) for record in seeds_of("b", LOSSES)]
+    arms += [("base=vanilla swap=norm", record) for record in plain]
+    put_arms(outputs, "s", [*arms, *((f"base=vanilla swap=norm match={match}", record) for record in matched)])
+
+
 def test_a_row_matched_in_time_is_compared_whatever_its_steps(tmp_path: Path) -> None:
     slow = seeds_of(
         "t", RMS_LOSSES, config={"match": "time", "train.steps": 700}, data={"batch_order_sha256": "own"}, **RMS
     )
-    put_study(tmp_path, "s", [*seeds_of("b", LOSSES), *slow])
+    put_matched(tmp_path, "time", slow)
     table = table_of(tmp_path)
     assert [row.name for row in table.rows] == ["base", "match=time norm=rms"] and table.rows[1].num_pairs == 3
     assert not table.set_aside and table.steps == 1000
@@ -384,14 +391,14 @@ def test_a_row_matched_in_time_is_compared_whatever_its_steps(tmp_path: Path) ->
 
 def test_matched_in_time_means_nothing_but_the_steps(tmp_path: Path) -> None:
     slow = seeds_of("t", RMS_LOSSES, config={"match": "time", "train.batch_size": 8}, **RMS)
-    put_study(tmp_path, "s", [*seeds_of("b", LOSSES), *slow])
+    put_matched(tmp_path, "time", slow)
     assert len(table_of(tmp_path).set_aside) == 3
 
 
 @pytest.mark.parametrize("match", ["params", "flops"])
 def test_a_matched_swap_and_the_plain_one_are_two_rows(tmp_path: Path, match: str) -> None:
     matched = seeds_of("m", RMS_LOSSES, config={"match": match}, derived={"ffn_hidden": 197}, **RMS)
-    put_study(tmp_path, "s", [*seeds_of("b", LOSSES), *seeds_of("r", RMS_LOSSES, **RMS), *matched])
+    put_matched(tmp_path, match, matched, seeds_of("r", RMS_LOSSES, **RMS))
     assert list(rows_of(tmp_path)) == ["base", "norm=rms", f"match={match} norm=rms"]
 
 
@@ -426,3 +433,13 @@ def test_without_the_base_nothing_is_the_base_again(tmp_path: Path) -> None:
     put_study(tmp_path, "s", [*seeds_of("r", RMS_LOSSES, **RMS), *again])
     table = table_of(tmp_path)
     assert len(table.rows) == 2 and not any(row.is_null for row in table.rows) and table.noise_floor is None
+
+
+def test_a_run_that_was_first_asked_for_as_matched_is_named_as_this_study_asks_for_it(tmp_path: Path) -> None:
+    """SwiGLU comes to the base's parameters by itself, so the matched run and the plain one are the same run."""
+    swiglu = seeds_of("s", RMS_LOSSES, parts={"ffn": "swiglu"}, config={"match": "params"})
+    arms = [("base=vanilla", record) for record in seeds_of("b", LOSSES)]
+    arms += [("base=vanilla swap=ffn", record) for record in swiglu]
+    arms += [("base=vanilla swap=ffn match=params", record) for record in swiglu]
+    put_arms(tmp_path, "plain", arms)
+    assert [row.name for row in table_of(tmp_path).rows] == ["base", "ffn=swiglu"]

@@ -71,7 +71,7 @@ class Run:
     is_resolved  whether the record says what sizes left null came to, and which text it was; a run that failed early
                  never found out
     asked        the config as it stood before any of that, to recognise such a run by
-    match        what it was matched with its base in: params, flops, time, or None
+    match        what it was to match its base in when it was first asked for: params, flops, time, or None
     numbers      NUMBERS -> value, None for what does not exist
     texts        TEXTS -> value, likewise
     """
@@ -112,6 +112,13 @@ class Arm:
     refused: str | None = None
     damage: str | None = None
     is_planned: bool | None = None
+
+    @property
+    def match(self) -> str | None:
+        """What it was to match its base in, as asked for here: a run may have been asked for in other words before."""
+        if not self.words:
+            return self.found.match if self.found else None
+        return next((word.removeprefix("match=") for word in self.words if word.startswith("match=")), None)
 
     @property
     def status(self) -> str:

@@ -63,8 +63,8 @@ class Group:
 
     @property
     def match(self) -> str | None:
-        """What all its runs were matched with the base in."""
-        matches = {run.match for run in self.runs}
+        """What all its arms were matched with the base in."""
+        matches = {arm.match for arm in self.arms}
         return matches.pop() if len(matches) == 1 else None
 
     @property
@@ -183,7 +183,7 @@ def _guard(groups: Sequence[Group], reference: Group, whose: str) -> list[SetAsi
         expected = {} if group.is_null else orders
         kept = []
         for arm in group.arms:
-            reason = _mismatch(arm.found, standard, expected, num_targets, whose) if arm.found else None
+            reason = _mismatch(arm, arm.found, standard, expected, num_targets, whose) if arm.found else None
             if reason is None:
                 kept.append(arm)
             else:
@@ -200,11 +200,11 @@ def _is_null(group: Group, reference: Group) -> bool:
 
 
 def _mismatch(
-    run: Run, standard: Settings, orders: Mapping[int, str | None], num_targets: float | None, whose: str
+    arm: Arm, run: Run, standard: Settings, orders: Mapping[int, str | None], num_targets: float | None, whose: str
 ) -> str | None:
     """Why a run must not be compared, or None. A run matched in time has steps, and so batches, of its own."""
     known = [key for key in GUARDED if run.is_resolved or not key.startswith("corpus.")]
-    if run.match == "time":
+    if arm.match == "time":
         known.remove("train.steps")
         orders = {}
     reasons = [
