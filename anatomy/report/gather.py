@@ -7,7 +7,7 @@ about itself, and the rest is reported without it.
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -364,19 +364,29 @@ def parse_record(name: str, record: Mapping[str, Any]) -> Run:
     )
 
 
+NAMES = ("seed", *(f"{axis}.{word}" for axis in AXES for word in ("name", "class")))
+"""What of a config says which part it is, and so is told by the part itself; and the seed."""
+
+
 def _settings(config: Mapping[str, Any], parts: Parts) -> Settings:
-    leaves: dict[str, Setting] = dict(_leaves(config))
-    for key in ("seed", *(f"{axis}.{word}" for axis in AXES for word in ("name", "class"))):
+    leaves: dict[str, Setting] = {}
+    _collect(config, "", leaves)
+    for key in NAMES:
         leaves.pop(key, None)
     return {**leaves, **parts}
 
 
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Setting]]:
+def _collect(config: Mapping[str, Any], prefix: str, leaves: dict[str, Setting]) -> None:
+    """Put the leaves of a nested config, as JSON gives it, under their dotted keys. Types are asked for by the
+    cheapest means: half of a report's time over thousands of runs is spent here."""
     for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+        kind = type(value)
+        if kind is dict:
+            _collect(value, f"{prefix}{key}.", leaves)
+        elif kind is int or kind is str or kind is bool:
+            leaves[prefix + key] = value
         elif value is not None:
-            yield prefix + key, _frozen(value)
+            leaves[prefix + key] = _frozen(value)
 
 
 def _frozen(value: Any) -> Setting:

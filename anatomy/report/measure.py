@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from itertools import chain
-from statistics import StatisticsError, correlation, fmean, median, stdev
+from statistics import StatisticsError, correlation, fmean, median
 from typing import Any
+
+import numpy as np
 
 from anatomy.report.data import FINAL, STATUSES, Row, Rungs
 from anatomy.report.evidence import Evidence
@@ -149,7 +151,7 @@ def _correlation(pairs: Pairs) -> float | None:
 
 def _unpaired_sd(pairs: Pairs) -> float | None:
     """What the differences would spread by if the seeds of a row and of the base had nothing in common."""
-    return math.hypot(*(stdev(side) for side in zip(*pairs, strict=True))) if len(pairs) > 1 else None
+    return float(np.hypot(*np.std(pairs, axis=0, ddof=1))) if len(pairs) > 1 else None
 
 
 def _is_over_fitted(run: Run) -> bool:
@@ -180,7 +182,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _sd(values: Sequence[float]) -> float | None:
-    return stdev(values) if len(values) > 1 else None
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def rung_of(loss_nats: float, rungs: Rungs, vocab_size: float) -> float:
