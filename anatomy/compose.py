@@ -93,11 +93,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command line asks for: one run or many, and Hydra's own config to launch them with."""
+    """What a command line asks for: one run or many, and Hydra's own config to launch them with.
+
+    study_seeds   the seeds that the study's file names, whatever the command line says
+    """
 
     requests: tuple[Request, ...]
     is_sweep: bool
     master: DictConfig
+    study_seeds: tuple[int, ...]
 
 
 def read_command(words: Sequence[str], *, multirun: bool, config_dir: str | None = None) -> Asked:
@@ -118,13 +122,13 @@ def read_command(words: Sequence[str], *, multirun: bool, config_dir: str | None
     if swept and not is_sweep:
         raise UserError(f"{swept[0]}: several values ask for a sweep; type anatomy-train -m {' '.join(words)}")
     master = _compose([*about_hydra, *(_launchable(o) for o in settings if not o.is_sweep_override())])
-    if is_sweep:
-        params = [f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()]
-        settings = [*_parse(params), *settings]
-    jobs = BasicSweeper.split_arguments(settings, max_batch_size=None)[0]
+    params = (master.hydra.sweeper.get("params") or {}) if is_sweep else {}
+    of_study = _parse([f"{key}={value}" for key, value in params.items()])
+    study_seeds = tuple(seed for o in of_study if o.key_or_group == "seed" for seed in _options(o))
+    jobs = BasicSweeper.split_arguments([*of_study, *settings], max_batch_size=None)[0]
     arms: dict[tuple[str, ...], DictConfig] = {}
     requests = tuple(_request(about_hydra, _parse(job), arms) for job in jobs)
-    return Asked(requests, is_sweep, master)
+    return Asked(requests, is_sweep, master, study_seeds)
 
 
 def _is_no_study(override: Override) -> bool:

@@ -148,7 +148,8 @@ def _plan_run(request: Request, config: Config, prover: Prover | None, step_time
 def write_manifest(plan: Plan) -> None:
     """Enter every run of the plan, refused ones included, into the study's manifest; keep what was timed for it.
 
-    What the study promises is all that the command asked for, whatever the stage.
+    What the study promises is all that the command asks for, whatever the stage, and the seeds of the study's file: a
+    first look at some of them leaves the plan as it is.
     """
     plan.step_times.save()
     entries = [
@@ -165,7 +166,7 @@ def write_manifest(plan: Plan) -> None:
     ]
     asked = plan.asked.requests
     arms = dict.fromkeys(arm_words(each.resolved["base"], each.swap_words, each.overrides) for each in asked)
-    seeds = sorted({each.resolved["seed"] for each in asked})
+    seeds = sorted({each.resolved["seed"] for each in asked} | set(plan.asked.study_seeds))
     spec = {**plan.study.model_dump(mode="json"), "arms": list(arms), "seeds": seeds}
     record_entries(plan.layout.study(plan.study.name), spec, entries)
 

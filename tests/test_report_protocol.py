@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -338,8 +339,8 @@ def test_the_command_runs_as_many_seeds_as_the_spread_asks_for(tmp_path: Path) -
     few, many = put_undecided(tmp_path / "few", 0.006), put_undecided(tmp_path / "many", 0.02)
     needed, more = few.rows[1].seeds_needed, many.rows[1].seeds_needed
     assert needed is not None and more is not None and 3 < needed <= 12 < more
-    assert few.seeds_command == f"anatomy-train study=s seed={','.join(map(str, range(needed)))}"
-    assert many.seeds_command == f"anatomy-train study=s 'seed=range(0,{more})'"
+    assert few.seeds_command == f"anatomy-train study=s base=vanilla seed={','.join(map(str, range(needed)))}"
+    assert many.seeds_command == f"anatomy-train study=s base=vanilla 'seed=range(0,{more})'"
 
 
 def test_where_all_is_decided_or_no_study_asks_there_is_no_command(tmp_path: Path) -> None:
@@ -443,3 +444,12 @@ def test_a_run_that_was_first_asked_for_as_matched_is_named_as_this_study_asks_f
     arms += [("base=vanilla swap=ffn match=params", record) for record in swiglu]
     put_arms(tmp_path, "plain", arms)
     assert [row.name for row in table_of(tmp_path).rows] == ["base", "ffn=swiglu"]
+
+
+def test_the_command_for_more_seeds_says_what_all_arms_were_asked_for_with(tmp_path: Path) -> None:
+    same = "corpus.path=a,b train.lr=0.001"
+    arms = [(f"base=vanilla {same}", record) for record in seeds_of("b", LOSSES)]
+    arms += [(f"base=vanilla swap=norm {same}", record) for record in seeds_of("r", RMS_LOSSES, **RMS)]
+    put_arms(tmp_path, "s", arms)
+    command = str(table_of(tmp_path).seeds_command)
+    assert shlex.split(command)[:5] == ["anatomy-train", "study=s", "base=vanilla", "corpus.path=a,b", "train.lr=0.001"]

@@ -1,5 +1,6 @@
 """From rows to numbers: the whole report as data (see data.py), of which all views show what they have room for."""
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -243,13 +244,14 @@ def _noise_floor(comparison: Comparison, base: str | None, metric: str, gathered
 
 
 def _seeds_command(study: Study, rows: Sequence[Row]) -> str | None:
-    """What runs as many seeds as the rows that are undecided ask for."""
+    """What runs as many seeds as the rows that are undecided ask for, in the words that all arms share."""
     undecided = [row.seeds_needed for row in rows if row.verdict and row.verdict.startswith("inconclusive")]
     needed = max((number for number in undecided if number is not None), default=0)
     if not study.spec or study.name == ADHOC or needed <= max(row.num_pairs for row in rows):
         return None
+    shared = frozenset.intersection(*(arm.words for arm in study.arms))
     seeds = ",".join(map(str, range(needed))) if needed <= LIST_SEEDS else f"range(0,{needed})"
-    return f"anatomy-train study={study.name} " + (f"seed={seeds}" if needed <= LIST_SEEDS else f"'seed={seeds}'")
+    return shlex.join(["anatomy-train", f"study={study.name}", *sorted(shared), f"seed={seeds}"])
 
 
 def _distinct(runs: Sequence[Run], key: str) -> list[str]:
