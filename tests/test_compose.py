@@ -246,3 +246,9 @@ def test_the_scales_are_those_of_the_design() -> None:
         train = config.train
         assert (train.warmup_steps, train.betas, train.weight_decay, train.grad_clip) == (100, (0.9, 0.95), 0.1, 1.0)
         assert (train.eval_every, train.min_lr_ratio, train.threads, train.device) == (100, 0.1, 1, "auto")
+
+
+def test_a_study_plans_its_files_seeds_whatever_the_command_narrows() -> None:
+    asked = read_command(["study=walk", "seed=0,7", "swap=none"], multirun=False)
+    assert asked.study_seeds == (0, 1, 2) and {each.resolved["seed"] for each in asked.requests} == {0, 7}
+    assert read_command(["-m", "seed=0,1"][1:], multirun=True).study_seeds == ()
