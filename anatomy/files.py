@@ -43,3 +43,8 @@ def read_array(path: Path) -> "np.ndarray | None":
         return np.asarray(np.lib.format.open_memmap(path, mode="r"))
     except Exception:  # what numpy raises on a damaged file has no end
         return None
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name out of somebody's file names something inside a folder, and nowhere else."""
+    return name not in ("", ".", "..") and "/" not in name and "\\" not in name and "\0" not in name

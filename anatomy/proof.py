@@ -67,8 +67,10 @@ def take_print(config: Config, num_symbols: int) -> Print:
             _perturb(model)
             outputs = at_start, model(ids)
     except Exception as error:  # a user's part may break in any way
-        parts = " ".join(f"{axis}={part}" for axis, part in config.parts.items())
-        raise UserError(f"{parts}: breaks on a batch of random ids ({type(error).__name__}: {error})") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{_words(config)}: breaks on a batch of random ids ({reason})") from error
+    if not all(bool(output.isfinite().all()) for output in outputs):
+        raise UserError(f"{_words(config)}: gives what is not a finite number on a batch of random ids")
     modules = dict(model.named_modules(remove_duplicate=False))
     return Print(
         classes={path: type(module) for path, module in modules.items()},
@@ -82,6 +84,10 @@ def take_print(config: Config, num_symbols: int) -> Print:
         has_bias_all=config.bias == "all",
         outputs=outputs,
     )
+
+
+def _words(config: Config) -> str:
+    return " ".join(f"{axis}={part}" for axis, part in config.parts.items())
 
 
 @contextmanager
@@ -139,7 +145,7 @@ def _name(kind: type[nn.Module] | None) -> str | None:
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two outputs agree but for rounding. What is not finite agrees with nothing."""
+    """Whether two outputs agree but for rounding."""
     return bool((one - other).abs().max() <= SAME * other.abs().max())
 
 
@@ -156,7 +162,7 @@ class Prover:
         An axis is passed over where no model can be built with the base's part on it, for want of anything to hold
         against. A width that `match` solves is kept in both models.
         """
-        key = config.model_dump_json(include={"base", *AXES, "model", "match"})
+        key = f"{num_symbols} {config.model_dump_json(include={'base', *AXES, 'model', 'match'})}"
         if key not in self._faults:
             with _one_thread():
                 self._faults[key] = list(self._find_faults(config, num_symbols))
@@ -188,7 +194,7 @@ class Prover:
                 yield f"{where}: changes nothing, with {axis}={part} this model computes the same; take another part"
 
     def _print(self, config: Config, num_symbols: int) -> Print:
-        key = config.model_dump_json(include={*AXES, "model"})
+        key = f"{num_symbols} {config.model_dump_json(include={*AXES, 'model'})}"
         if key not in self._prints:
             self._prints[key] = take_print(config, num_symbols)
         return self._prints[key]

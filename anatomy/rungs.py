@@ -21,7 +21,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from anatomy.corpus import Corpus, Segment
-from anatomy.files import read_array, write_atomic, write_json
+from anatomy.files import is_plain_name, read_array, write_atomic, write_json
 
 MAX_N = 6
 XZ_PRESET = 9 | lzma.PRESET_EXTREME
@@ -165,7 +165,7 @@ def read_rungs(outputs: Path, sha256: str) -> list[RungEntry]:
             raise ValueError("not what this version writes")
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         log.warning("%s: damaged, its rungs do not count (%s)", file, error)
         return []
     return entries
@@ -191,6 +191,7 @@ def _is_entry(entry: Any) -> bool:
     return (
         set(entry) == set(RungEntry.__annotations__)
         and isinstance(entry["losses"], str)
+        and is_plain_name(entry["losses"])
         and set(nats) == {*map(str, range(1, MAX_N + 1)), "xz"}
         and all(isinstance(value, float) and math.isfinite(value) for value in nats.values())
     )

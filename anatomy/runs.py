@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from filelock import FileLock, Timeout
 
@@ -132,7 +132,11 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     Raises ValueError on a damaged record.
     """
     record = read_json(folder / "result.json", "record")
-    if record is not None and record.get("status") == "running" and not is_owned(folder):
+    if record is None:
+        return None
+    if (status := record.get("status")) not in get_args(Status):
+        raise ValueError(f"{folder / 'result.json'}: status {status!r} is none of {', '.join(get_args(Status))}")
+    if status == "running" and not is_owned(folder):
         record["status"] = "interrupted"
     return record
 
@@ -143,7 +147,7 @@ def read_json(path: Path, kind: str) -> dict[str, Any] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ValueError(f"{path}: not a {kind} of schema {SCHEMA}")

@@ -88,7 +88,7 @@ class Plan:
     @property
     def num_workers(self) -> int:
         asked = self.asked.master.hydra.launcher.get("n_jobs") or 1
-        return asked if asked > 0 else max(1, len(os.sched_getaffinity(0)) + 1 + asked)
+        return asked if asked > 0 else max(1, num_cpus() + 1 + asked)
 
     def about_seconds(self) -> float:
         """A guess of how long the runs to do will take, from what finished runs of the plan took."""
@@ -198,6 +198,11 @@ def task(config: DictConfig) -> str:
         return str(run(prepare(checked, resolved), HydraConfig.get().overrides.task)["status"])
     except Busy:
         return "busy"
+
+
+def num_cpus() -> int:
+    """How many CPUs this process may use, where the system tells (Linux), else how many there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _record_or_none(folder: Path) -> dict[str, Any] | None:

@@ -5,7 +5,6 @@ at the common rate, the recipe's, and at each arm's best one. Both stages are re
 goes on where it stopped.
 """
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,8 @@ from typing import Any
 from anatomy.compose import Asked, Request
 from anatomy.config import TuneSpec
 from anatomy.errors import UserError
-from anatomy.rates import best_rate, tuning_loss
+from anatomy.rates import RATE, best_rate, mean_losses, tuning_loss
 from anatomy.sweep import Plan, make_plan
-
-RATE = "train.lr"
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,8 @@ def best_rates(tuning: Plan) -> dict[tuple[str, ...], float | None]:
     losses: dict[tuple[str, ...], dict[float, list[float | None]]] = defaultdict(lambda: defaultdict(list))
     for planned in tuning.runs:
         losses[_arm(planned.request)][planned.config.train.lr].append(_loss(planned.record()))
-    return {arm: _best_rate(by_rate) for arm, by_rate in losses.items()}
+    means = {arm: mean_losses(by_rate) for arm, by_rate in losses.items()}
+    return {arm: best_rate(by_rate) if by_rate else None for arm, by_rate in means.items()}
 
 
 def tested_requests(requests: Sequence[Request], rates: Mapping[tuple[str, ...], float | None]) -> list[Request]:
@@ -80,16 +78,6 @@ def tested_requests(requests: Sequence[Request], rates: Mapping[tuple[str, ...],
 def _arm(request: Request) -> tuple[str, ...]:
     """What is asked, seed and rate aside."""
     return tuple(word for word in request.overrides if word.lstrip("+").partition("=")[0] not in ("seed", RATE))
-
-
-def _best_rate(by_rate: Mapping[float, Sequence[float | None]]) -> float | None:
-    means = {}
-    for rate, losses in by_rate.items():
-        known = [loss for loss in losses if loss is not None]
-        if len(known) < len(losses):
-            return None
-        means[rate] = statistics.fmean(known)
-    return best_rate(means)
 
 
 def _loss(record: Mapping[str, Any] | None) -> float | None:

@@ -343,7 +343,6 @@ def test_the_way_from_gpt2_has_six_axes(tmp_path: Path) -> None:
         {"config": {"order_salt": 1}, "data": {"batch_order_sha256": "another"}},
         {"config": {"train.lr": 0.001}},
         {"config": {"train.betas": [0.9, 0.99]}},
-        {"config": {"match": "params"}, "derived": {"ffn_hidden": 203}},
         {"config": {"match": "flops", "ffn.hidden": 203}},
         {"config": {"train.steps": 10}},
         {"config": {"init": "xavier"}},

@@ -97,7 +97,7 @@ def test_a_study_sweeps_without_m_and_shares_its_runs_with_other_studies(tmp_pat
     train("study=walk", *words, "swap=none,norm", cwd=tmp_path)
     assert "2 runs: 2 done" in train("study=swaps", *words, "base=vanilla", "swap=none,norm", cwd=tmp_path).stdout
     spec = manifest(tmp_path / "out", "walk")["spec"]
-    assert spec["name"] == "walk" and spec["seeds"] == [0] and spec["question"]
+    assert spec["name"] == "walk" and spec["seeds"] == [0, 1, 2] and spec["question"]
 
 
 def test_a_study_that_is_null_is_a_plain_run(tmp_path: Path, text_file: Path) -> None:

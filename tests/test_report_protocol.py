@@ -181,7 +181,11 @@ def test_planned_runs_that_are_not_finished_are_counted(tmp_path: Path) -> None:
     put_plan(tmp_path, *arms_of("base=vanilla swap=ffn", "f", {0: 1.0}, status="failed", parts={"ffn": "swiglu"}),
              arms=[*PLAN["arms"], "base=vanilla swap=ffn"])  # fmt: skip
     table = table_of(tmp_path)
-    assert table.registration is not None and table.registration.deviations == ["1 planned runs are not finished"]
+    assert table.registration is not None and table.registration.deviations == [
+        "planned, but not asked for yet: seed 1, 1 arms",
+        "planned, but not asked for yet: seed 2, 1 arms",
+        "1 planned runs are not finished",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -339,8 +343,8 @@ def test_the_command_runs_as_many_seeds_as_the_spread_asks_for(tmp_path: Path) -
     few, many = put_undecided(tmp_path / "few", 0.006), put_undecided(tmp_path / "many", 0.02)
     needed, more = few.rows[1].seeds_needed, many.rows[1].seeds_needed
     assert needed is not None and more is not None and 3 < needed <= 12 < more
-    assert few.seeds_command == f"anatomy-train study=s base=vanilla seed={','.join(map(str, range(needed)))}"
-    assert many.seeds_command == f"anatomy-train study=s base=vanilla 'seed=range(0,{more})'"
+    assert few.seeds_command == f"anatomy-train study=s seed={','.join(map(str, range(needed)))}"
+    assert many.seeds_command == f"anatomy-train study=s 'seed=range(0,{more})'"
 
 
 def test_where_all_is_decided_or_no_study_asks_there_is_no_command(tmp_path: Path) -> None:
@@ -450,6 +454,7 @@ def test_the_command_for_more_seeds_says_what_all_arms_were_asked_for_with(tmp_p
     same = "corpus.path=a,b train.lr=0.001"
     arms = [(f"base=vanilla {same}", record) for record in seeds_of("b", LOSSES)]
     arms += [(f"base=vanilla swap=norm {same}", record) for record in seeds_of("r", RMS_LOSSES, **RMS)]
-    put_arms(tmp_path, "s", arms)
+    put_arms(tmp_path, "s", arms, arms=[f"base=vanilla {same}", f"base=vanilla swap=norm {same}"], seeds=[0, 1, 42])
     command = str(table_of(tmp_path).seeds_command)
     assert shlex.split(command)[:5] == ["anatomy-train", "study=s", "base=vanilla", "corpus.path=a,b", "train.lr=0.001"]
+    assert "seed=0,1,42,2," in command

@@ -100,7 +100,7 @@ def test_all_runs_are_entries_of_one_manifest_that_promises_the_study_alone(tmp_
     manifest = read_manifest(first.plan.layout.study("swaps_tuned"))
     assert manifest is not None and len(manifest["entries"]) == 20 + 4 and manifest["amendments"] == []
     spec = manifest["spec"]
-    assert spec["tune"] == {"lr": list(RATES), "seeds": [100, 101]} and spec["seeds"] == [0]
+    assert spec["tune"] == {"lr": list(RATES), "seeds": [100, 101]} and spec["seeds"] == [0, 1, 2]
     assert [arm.split()[:2] for arm in spec["arms"]][1] == ["base=vanilla", "swap=norm"] and len(spec["arms"]) == 2
     assert not any("train.lr" in arm for arm in spec["arms"])
 

@@ -39,14 +39,15 @@ def attribute(study: str, base: str, groups: Sequence[Group], metric: str, margi
         needed = list(needs)
         return estimate([quantity(losses) for losses in by_seed.values() if all(s in losses for s in needed)])
 
-    def step(axis: str, before: Axes) -> Estimate | None:
+    def step(axis: str, before: Axes, needs: Iterable[Axes] = ()) -> Estimate | None:
         after = before | {axis}
-        return mean_over_seeds(lambda y: y[after] - y[before], [before, after])
+        return mean_over_seeds(lambda y: y[after] - y[before], [before, after, *needs])
 
     add_one_in = {axis: found for axis in axes if (found := step(axis, none))}
     leave_one_out = {axis: found for axis in axes if (found := step(axis, all_axes - {axis}))}
-    walk = [(axis, found) for axis, before in _walk(axes, sets) if (found := step(axis, before))]
-    walk = walk if len(walk) == len(axes) else []  # steps whose seeds do not meet are no walk
+    way = _walk(axes, sets)
+    stations = [*(before for _, before in way), all_axes]  # of the same seeds, so that the steps sum to the whole
+    walk = [(axis, found) for axis, before in way if (found := step(axis, before, stations))]
     everything = [frozenset(some) for size in range(len(axes) + 1) for some in combinations(axes, size)]
     is_full = any(all(some in losses for some in everything) for losses in by_seed.values())
     fitted = {} if is_full else _two_way_fits(axes, by_seed)

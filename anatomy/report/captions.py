@@ -57,7 +57,8 @@ CAPTIONS: Mapping[str, Caption] = {
     ),
     "walk": Caption(
         "The way from base to counterpart",
-        "One part after another is swapped, in the order the study walks. Each bar begins where the one above it "
+        "One part after another is swapped, in the order that the study walks, or that of the axes where it holds "
+        "several. Each bar begins where the one above it "
         "ended; another order would give other bars.",
         "The walk is not drawn: its compositions were not all run.",
     ),

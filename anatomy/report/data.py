@@ -261,7 +261,8 @@ class Attribution:
     design       `factorial` (all 2^k compositions), `half_factorial`, or `partial`
     total        counterpart minus base
     add_one_in, leave_one_out   axis -> what its part does in the base, and in the counterpart
-    walk         step by step from base to counterpart: (axis, estimate), in the order the study walks
+    walk         step by step from base to counterpart: (axis, estimate), in the order the study walks, or
+                 that of the axes where it holds several; over the seeds that have all of it
     main_effects, shapley       axis -> estimate; interactions: `a*b` -> estimate
     model        what main effects, interactions and Shapley values rest on: None, `all 32 compositions`, or the
                  two-way model of a half fraction

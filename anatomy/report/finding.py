@@ -13,7 +13,8 @@ def table_findings(table: Table) -> dict[str, str]:
     """A sentence for the table (`verdict`) and for each of its figures that there is data for, by the figure's name."""
     swaps = [row for row in table.rows if row.num_pairs]
     if not swaps:
-        return {}
+        diverged = [row for row in table.rows if row.num_diverged]
+        return {"verdict": f"Against {table.base}: diverged: {_list(diverged)}."} if diverged else {}
     ordered = sorted(swaps, key=lambda row: -abs(row.difference_nats or 0))
     sentences = {
         "verdict": _verdict(table, swaps),
@@ -49,8 +50,13 @@ def _verdict(table: Table, swaps: Sequence[Row]) -> str:
 
 def _list(rows: Sequence[Row]) -> str:
     ordered = sorted(rows, key=lambda row: -abs(row.difference_nats or 0))
-    named = [f"{row.name} ({row.difference_nats:+.3f})" if row.num_pairs else row.name for row in ordered]
-    return _some(named)
+    return _some([f"{row.name} ({_qualified(row)})" if row.num_pairs else row.name for row in ordered])
+
+
+def _qualified(row: Row) -> str:
+    words = [f"{row.difference_nats:+.3f}"]
+    words += ["exploratory"] if row.verdict and "exploratory" in row.verdict else []
+    return ", ".join([*words, "unmatched"] if row.unmatched else words)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -76,7 +82,7 @@ def _curves(table: Table) -> str:
     best = min(curves, key=lambda curve: curve.mean[-1])
     rivals = [dict(zip(curve.steps, curve.mean, strict=True)) for curve in curves if curve is not best]
     backwards = list(zip(best.steps, best.mean, strict=True))[::-1]
-    leads = list(takewhile(lambda at: all(at[1] < rival.get(at[0], at[1] + 1) for rival in rivals), backwards))
+    leads = list(takewhile(lambda at: all(at[0] in rival and at[1] < rival[at[0]] for rival in rivals), backwards))
     since = ""
     if leads:
         since = " and has led throughout" if leads[-1] == backwards[-1] else f" and has led since step {leads[-1][0]:,}"
@@ -122,12 +128,16 @@ def _knowledge(breakdown: Breakdown | None, ordered: Sequence[Row]) -> str:
 
 def _cost(table: Table) -> str:
     known = [
-        (row.flops_per_token, row.metric_mean, table.base if row.name == "base" else row.name)
+        (row.flops_per_token, row.metric_mean, str(table.base) if row.name == "base" else row.name)
         for row in table.rows
         if row.flops_per_token is not None and row.metric_mean is not None
     ]
-    front = [one for one in known if not any(o[0] <= one[0] and o[1] <= one[1] and o[:2] != one[:2] for o in known)]
-    names = _some([str(name) for *_, name in sorted(front)])
+    front: list[tuple[float, float, str]] = []
+    for flops, loss, name in sorted(known):
+        is_as_good = bool(front) and (flops, loss) == front[-1][:2]
+        if not front or loss < front[-1][1] or is_as_good:
+            front.append((flops, loss, name))
+    names = _some([name for *_, name in front])
     return f"What no row beats in both loss and FLOPs per token: {names}." if len(known) > 1 else ""
 
 

@@ -4,18 +4,20 @@ Nothing found here is trusted. A record or manifest that cannot be read as what 
 about itself, and the rest is reported without it.
 """
 
+import math
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from anatomy.axes import AXES, BASES, Parts
 from anatomy.errors import UserError
+from anatomy.files import is_plain_name
 from anatomy.report.plan import Plan, Words, words_of
 from anatomy.runs import (
     ADHOC,
@@ -39,6 +41,8 @@ Settings = Mapping[str, Setting]
 
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, OSError)
 """What reading strange JSON can raise."""
+
+LARGEST = 1e18  # nothing that is counted or measured here comes near
 
 NUMBERS = (
     "num_params",
@@ -267,8 +271,14 @@ def _deviations(plan: Plan, arms: Sequence[Arm]) -> list[str]:
         if arm.is_planned is False:
             added[f"base={arm.base} {arm.asked}"].append(arm.seed)
     lines = [f"added after the start: {words}, seed {', '.join(map(str, seeds))}" for words, seeds in added.items()]
-    asked = {arm.words for arm in arms}
-    lines += [f"planned, but not in the study: {words}" for arm, words in plan.arms.items() if arm not in asked]
+    asked: dict[Words, set[int | None]] = defaultdict(set)
+    for arm in arms:
+        asked[arm.words].add(arm.seed)
+    lines += [
+        f"planned, but not in the study: {' '.join(typed)}" for arm, typed in plan.arms.items() if arm not in asked
+    ]
+    missing = Counter(seed for arm in plan.arms if arm in asked for seed in plan.tested - asked[arm])
+    lines += [f"planned, but not asked for yet: seed {seed}, {num} arms" for seed, num in sorted(missing.items())]
     num_open = sum(arm.status not in FINISHED for arm in arms if arm.is_planned)
     return [*lines, f"{num_open} planned runs are not finished"] if num_open else lines
 
@@ -311,6 +321,8 @@ class _Pool:
 
     def _find(self, name: str) -> Run | str | None:
         """The run, None where there is no record, or what is wrong with it."""
+        if not is_plain_name(name):
+            return f"{name!r} is no name of a run"
         if name not in self._read:
             folder = self.folder / name
             try:
@@ -329,8 +341,6 @@ def parse_record(name: str, record: Mapping[str, Any]) -> Run:
     Raises ValueError, or what Python raises where a value is not of its kind, on a damaged record.
     """
     status, seed, config = record["status"], record["seed"], record["config"]
-    if status not in get_args(Status):
-        raise ValueError(f"status {status!r} is none of {', '.join(get_args(Status))}")
     if type(seed) is not int:
         raise ValueError(f"seed {seed!r} is no whole number")
     if not isinstance(config, Mapping):
@@ -408,6 +418,8 @@ def _number(record: Mapping[str, Any], path: str) -> float | None:
     value = _at(record, path)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ValueError(f"{path} {value!r} is no number")
+    if value is not None and LARGEST < abs(value) < math.inf:
+        raise ValueError(f"{path} {value!r} is no number that it could be")
     return finite(value)
 
 

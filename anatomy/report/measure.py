@@ -17,7 +17,7 @@ from anatomy.report.data import FINAL, STATUSES, Row, Rungs
 from anatomy.report.evidence import Evidence
 from anatomy.report.gather import Arm, Run
 from anatomy.report.rows import Group
-from anatomy.report.verdict import Judged
+from anatomy.report.verdict import Judged, spread_of
 from anatomy.rungs import MAX_N
 from anatomy.runs import finite
 
@@ -82,7 +82,7 @@ def measure(
         last_three_val_loss_nats_mean=_mean(curve.mean[-3:]) if curve else None,
         best_step=[run.numbers["best_step"] for run in done],
         test_bits_per_char=_mean(_values(done, "test_bits_per_char")),
-        rung=rung_of(fmean(best), rungs, vocab_size) if best and rungs and vocab_size else None,
+        rung=rung_of(fmean(best), rungs, vocab_size) if best and rungs and vocab_size and vocab_size > 0 else None,
         num_params_percent=percent(lambda group: number_of(group, "num_params")),
         block_params_percent=block_percent,
         flops_percent=flops_percent,
@@ -182,7 +182,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _sd(values: Sequence[float]) -> float | None:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return float(np.sqrt(spread_of(values))) if len(values) > 1 else None
 
 
 def rung_of(loss_nats: float, rungs: Rungs, vocab_size: float) -> float:

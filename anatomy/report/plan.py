@@ -1,25 +1,26 @@
 """What a study said it would run before it started: the arms and seeds of its spec."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anatomy.runs import LABELS
+from anatomy.rates import RATE
 
 Words = frozenset[str]
-"""The words that ask for an arm, seed and labels left out."""
+"""The words that ask for an arm, without the seed and what is of the command."""
 
-OF_NO_ARM = {*LABELS, "seed"} - {"base", "match"}
+OF_NO_ARM = ("seed", "study", "output_dir", "force", "dry_run")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The arms and seeds that a study said it would run, before it started."""
+    """The arms and seeds that a study said it would run, before it started: each arm as it was typed, the seeds
+    of the verdict, and those of the tuning."""
 
-    arms: Mapping[Words, str]
-    seeds: frozenset[int]
-    is_tuned: bool
+    arms: Mapping[Words, Sequence[str]]
+    tested: frozenset[int]
+    tuning: frozenset[int]
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> "Plan | None":
@@ -28,17 +29,26 @@ class Plan:
         if not isinstance(arms, list) or not isinstance(seeds, list) or not all(isinstance(arm, str) for arm in arms):
             return None
         tuning = spec.get("tune") or {}
-        seeds = frozenset([*seeds, *tuning.get("seeds", ())])
-        return cls({words_of(re.split(r" (?=[+\w.]+=)", arm)): arm for arm in arms}, seeds, bool(tuning))
+        typed = [re.split(r" (?=[+\w.]+=)", arm) for arm in arms]
+        return cls(
+            {words_of(words): words for words in typed},
+            frozenset(seeds),
+            frozenset(tuning.get("seeds", ())),
+        )
 
     def holds(self, words: Words, seed: int) -> bool:
         """Whether an arm and seed are part of the plan. A study that tunes plans all learning rates."""
-        if self.is_tuned:
-            words = frozenset(word for word in words if not word.startswith("train.lr="))
-        return words in self.arms and seed in self.seeds
+        if seed not in self.tested | self.tuning:
+            return False
+        return words in self.arms or (bool(self.tuning) and without_rate(words) in map(without_rate, self.arms))
 
 
 def words_of(words: Iterable[str]) -> Words:
-    """An arm's words so that two ways to type it compare equal: without seed, labels, and what changes nothing."""
-    kept = (word for word in words if word.partition("=")[0] not in OF_NO_ARM)
+    """An arm's words so that two ways to type it compare equal: without what is not its own, or changes nothing."""
+    bare = (word.lstrip("+") for word in words)
+    kept = (word for word in bare if word.partition("=")[0] not in OF_NO_ARM)
     return frozenset(re.sub(r"[\[\]]", "", word) for word in kept) - {"swap=none", "match=null"}
+
+
+def without_rate(words: Words) -> Words:
+    return frozenset(word for word in words if not word.startswith(f"{RATE}="))

@@ -137,16 +137,20 @@ def group_arms(arms: Iterable[Arm]) -> list[Group]:
 
 def find_base(base: str, groups: Sequence[Group]) -> Group | None:
     """The base's row: of those with its parts, the one whose guarded settings most rows share; of several such, one
-    without salts, then one with most seeds, then the first."""
+    without salts, then one that was asked for in fewest words, then one with most seeds asked for, then the first."""
     return _most_typical([group for group in groups if group.parts == BASES[base]], groups)
 
 
 def _most_typical(candidates: Sequence[Group], groups: Sequence[Group]) -> Group | None:
     shared = Counter(_guarded(group.settings) for group in groups if group.settings is not None)
     known = [(group, group.settings) for group in candidates if group.settings is not None]
-    best = max(
-        known, key=lambda pair: (shared[_guarded(pair[1])], not _salted(pair[1]), len(pair[0].done)), default=None
-    )
+
+    def rank(pair: tuple[Group, Settings]) -> tuple[int, bool, int, int]:
+        group, settings = pair
+        num_words = min(len(arm.words) for arm in group.arms)
+        return shared[_guarded(settings)], not _salted(settings), -num_words, len(group.arms)
+
+    best = max(known, key=rank, default=None)
     return best[0] if best else None
 
 
@@ -268,15 +272,17 @@ class _Names:
             words = [counterpart]
         asked: list[str] = []
         derived: list[str] = []
+        is_pure = group.match is None
         for key in sorted((group.settings.keys() | self.standard.keys()) - {*AXES, TEXT}):
             if self._differs(group, key, changed):
                 was_asked = key not in DERIVED or any(key in run.asked for run in group.runs)
                 (asked if was_asked else derived).append(_typed(key, group.settings.get(key)))
+                is_pure &= not was_asked and key.partition(".")[0] in changed
         if group.match is not None:
             asked = [word for word in asked if not (group.match == "time" and word.startswith("train.steps="))]
             asked.append(f"match={group.match}")
         names = words + (asked if words or asked else derived)
-        return " ".join(names if words == [counterpart] else sorted(names)) or BASE_ROW, names == words
+        return " ".join(names if words == [counterpart] else sorted(names)) or BASE_ROW, is_pure
 
     def _differs(self, group: Group, key: str, changed: Sequence[str]) -> bool:
         """Whether a row has a setting otherwise than the base; a changed part's knob, than other rows with the part."""

@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import count, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from anatomy.axes import BASES, COUNTERPARTS
 from anatomy.corpus import BLOCK_CHARS, CYCLE
+from anatomy.files import is_plain_name
 from anatomy.report.attribution import attribute
 from anatomy.report.data import (
     AT_BEST,
@@ -24,11 +26,12 @@ from anatomy.report.data import (
     Table,
 )
 from anatomy.report.evidence import read_evidence
-from anatomy.report.finding import attribution_findings, table_findings
+from anatomy.report.finding import NAMED, attribution_findings, table_findings
 from anatomy.report.gather import Gathered, Run, Settings, Study, gather, pick_study
 from anatomy.report.measure import measure, number_of, pairs_of, text_of
+from anatomy.report.plan import Plan, Words
 from anatomy.report.rows import Comparison, Group, compare
-from anatomy.report.tuned import BEST, COMMON, Tuned, rank_flips, take_apart
+from anatomy.report.tuned import BEST, COMMON, Tuned, asked_for, rank_flips, take_apart
 from anatomy.report.verdict import ALPHA, judge
 from anatomy.rungs import RungEntry, read_rung_losses, read_rungs
 from anatomy.runs import ADHOC, finite
@@ -53,7 +56,7 @@ def build_report(folder: Path, study: str | None = None) -> Report:
 
     def find_rungs(run: Run) -> RungEntry | None:
         sha256 = run.texts["data.sha256"]
-        return _matching_rungs(run, read(sha256)) if sha256 else None
+        return _matching_rungs(run, read(sha256)) if sha256 and is_plain_name(sha256) else None
 
     tables: list[Table] = []
     attribution: list[Attribution] = []
@@ -61,14 +64,15 @@ def build_report(folder: Path, study: str | None = None) -> Report:
         tuned = take_apart(one)
         plain = one if tuned is None else tuned.common
         comparisons = _comparisons(plain)
-        those = [_table(plain, base, comparison, gathered, find_rungs) for base, comparison in comparisons.items()]
-        tables += those
+        common = {base: _table(plain, base, each, gathered, find_rungs) for base, each in comparisons.items()}
+        if tuned is None:
+            tables += common.values()
+        else:
+            tables += [replace(table, title=COMMON) for table in common.values()]
+            for base, each in _comparisons(tuned.best).items():
+                table = _table(tuned.best, base, each, gathered, find_rungs)
+                tables.append(_tuned_table(table, each, common.get(base), comparisons.get(base), tuned))
         attribution += _attributions(plain, comparisons)
-        if tuned is not None:
-            best = _comparisons(tuned.best).items()
-            fair = [_table(tuned.best, base, comparison, gathered, find_rungs) for base, comparison in best]
-            tables[-len(those) :] = [replace(table, title=COMMON) for table in those]
-            tables += [_tuned_table(table, those, tuned) for table in fair]
     return Report(SCHEMA, tables, attribution, gathered.warnings)
 
 
@@ -103,7 +107,8 @@ def _attributions(study: Study, comparisons: Mapping[str | None, Comparison]) ->
     for base in BASES:
         comparison = comparisons.get(base)
         counterpart = COUNTERPARTS[base]
-        if comparison is None or comparison.base is None or any(other.counterpart == base for other in found):
+        is_told = any((other.base, other.counterpart) == (counterpart, base) for other in found)
+        if comparison is None or comparison.base is None or is_told:
             continue
         joined = comparisons.get(counterpart) if any(group.name == counterpart for group in comparison.groups) else None
         groups = [*comparison.groups, *(joined.groups if joined else ())]
@@ -162,6 +167,7 @@ def _table(study: Study, base: str | None, comparison: Comparison, gathered: Gat
             *study.warnings,
             *doubts,
             *_base_warnings(study, base, comparison),
+            *_diverged_base(comparison),
             *_warnings(done),
             *_row_warnings(rows),
         ],
@@ -189,18 +195,27 @@ def _table(study: Study, base: str | None, comparison: Comparison, gathered: Gat
     return replace(table, findings=table_findings(table))
 
 
-def _tuned_table(table: Table, common: Sequence[Table], tuned: Tuned) -> Table:
-    """The table of best rates, with how they were chosen and what they change."""
-    tuning = [one for row in table.rows if (one := tuned.tuning(row))]
+def _tuned_table(
+    table: Table, comparison: Comparison, common: Table | None, commonly: Comparison | None, tuned: Tuned
+) -> Table:
+    """The table of best rates, with how they were chosen and what they change against the common rate."""
+    tuning = [one for group in comparison.groups if (one := tuned.tuning(group))]
     edges = [f"{one.row} (train.lr={one.best:g})" for one in tuning if one.at_edge]
-    rows = next((other.rows for other in common if other.base == table.base), [])
-    flips = [f"{one} and {other}" for one, other in rank_flips(rows, table.rows)]
-    warnings = (
-        [f"best at the edge of the grid of rates, a better one may lie beyond: {', '.join(edges)}"] if edges else []
-    )
+    flips = []
+    if common and commonly:
+        flips = rank_flips(_by_words(commonly, common), _by_words(comparison, table))
+    warnings = [] if tuning else ["no best rate is known yet: the tuning runs are not all there"]
+    if edges:
+        warnings.append(f"best at the edge of the grid of rates, a better one may lie beyond: {', '.join(edges)}")
     if flips:
-        warnings.append(f"at the common rate these stand the other way round: {'; '.join(flips)}")
+        named = "; ".join(f"{one} and {other}" for one, other in flips[:NAMED])
+        more = f"; and {len(flips) - NAMED} more pairs" if len(flips) > NAMED else ""
+        warnings.append(f"at the common rate these stand the other way round: {named}{more}")
     return replace(table, title=BEST, tuning=tuning, warnings=[*table.warnings, *warnings])
+
+
+def _by_words(comparison: Comparison, table: Table) -> dict[Words, Row]:
+    return {asked_for(group): row for group, row in zip(comparison.groups, table.rows, strict=True)}
 
 
 def _margin(study: Study) -> float:
@@ -244,14 +259,20 @@ def _noise_floor(comparison: Comparison, base: str | None, metric: str, gathered
 
 
 def _seeds_command(study: Study, rows: Sequence[Row]) -> str | None:
-    """What runs as many seeds as the rows that are undecided ask for, in the words that all arms share."""
+    """What runs as many seeds as the undecided rows ask for, in the words that all planned arms share."""
     undecided = [row.seeds_needed for row in rows if row.verdict and row.verdict.startswith("inconclusive")]
     needed = max((number for number in undecided if number is not None), default=0)
-    if not study.spec or study.name == ADHOC or needed <= max(row.num_pairs for row in rows):
+    plan = Plan.of(study.spec)
+    if not study.spec or study.name == ADHOC or needed <= max((row.num_pairs for row in rows), default=0):
         return None
-    shared = frozenset.intersection(*(arm.words for arm in study.arms))
-    seeds = ",".join(map(str, range(needed))) if needed <= LIST_SEEDS else f"range(0,{needed})"
-    return shlex.join(["anatomy-train", f"study={study.name}", *sorted(shared), f"seed={seeds}"])
+    arms = list(plan.arms.values()) if plan else []
+    planned = plan.tested if plan else frozenset[int]()
+    shared = [word for word in (arms[0] if arms else ()) if all(word in arm for arm in arms)]
+    fresh = (seed for seed in count() if seed not in planned)
+    seeds = [*sorted(planned), *islice(fresh, max(0, needed - len(planned)))]
+    is_range = len(seeds) > LIST_SEEDS and seeds == list(range(len(seeds)))
+    listed = f"range(0,{len(seeds)})" if is_range else ",".join(map(str, seeds))
+    return shlex.join(["anatomy-train", f"study={study.name}", *shared, f"seed={listed}"])
 
 
 def _distinct(runs: Sequence[Run], key: str) -> list[str]:
@@ -279,6 +300,12 @@ def _base_warnings(study: Study, base: str | None, comparison: Comparison) -> li
     done = [group for group in comparison.groups if group.done]
     unpaired = [group.name for group in done if seeds.isdisjoint(run.seed for run in group.done)]
     return [f"no seed in common with the base: {', '.join(unpaired)}"] if unpaired else []
+
+
+def _diverged_base(comparison: Comparison) -> list[str]:
+    arms = comparison.base.arms if comparison.base else []
+    num = sum(arm.status == "diverged" for arm in arms)
+    return [f"the base diverged in {num} of {len(arms)} seeds; differences are over the others"] if num else []
 
 
 def _warnings(done: Sequence[Run]) -> list[str]:

@@ -7,40 +7,45 @@ seeds alone.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
-from statistics import fmean
 
-from anatomy.axes import Parts
-from anatomy.rates import best_rate, tuning_loss
+from anatomy.rates import RATE, best_rate, mean_losses, tuning_loss
 from anatomy.report.data import Row, Tuning
-from anatomy.report.gather import Run, Study
+from anatomy.report.gather import Arm, Run, Study
+from anatomy.report.plan import Plan, Words, without_rate
+from anatomy.report.rows import Group
 
-RATE = "train.lr"
 COMMON, BEST = "at the common learning rate", "each at its best learning rate"
-
-Composition = frozenset[tuple[str, str]]
-"""Parts, as something to look up by."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A tuned study, taken apart: the arms of one table each, and composition -> rate -> mean validation loss over the
-    tuning seeds, infinite where a run diverged."""
+    """A tuned study, taken apart.
+
+    common, best   the study with the arms of one table each
+    losses         what is asked, the rate aside -> rate -> mean validation loss over the tuning seeds, infinite where a
+                   run diverged; without the arms whose tuning is not done
+    """
 
     common: Study
     best: Study
-    losses: Mapping[Composition, Mapping[float, float]]
+    losses: Mapping[Words, Mapping[float, float]]
 
-    def tuning(self, row: Row) -> Tuning | None:
+    def tuning(self, group: Group) -> Tuning | None:
         """How a row's rate was chosen."""
-        losses = self.losses.get(_composition(row.parts or {}))
+        losses = self.losses.get(asked_for(group))
         if not losses:
             return None
         rates, best = sorted(losses), best_rate(losses)
         nats = [losses[rate] if math.isfinite(losses[rate]) else None for rate in rates]
-        return Tuning(row.name, rates, nats, best, best in (rates[0], rates[-1]))
+        return Tuning(group.name, rates, nats, best, best in (rates[0], rates[-1]))
+
+
+def asked_for(group: Group) -> Words:
+    """What a row's arms ask for, the rate aside: the same in both tables."""
+    return without_rate(group.arms[0].words)
 
 
 def take_apart(study: Study) -> Tuned | None:
@@ -49,25 +54,27 @@ def take_apart(study: Study) -> Tuned | None:
     seeds = tune.get("seeds") if isinstance(tune, Mapping) else None
     if not isinstance(seeds, list):
         return None
-    single: dict[Composition, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    single: dict[Words, dict[float, list[float | None]]] = defaultdict(lambda: defaultdict(list))
     for arm in study.arms:
-        if arm.seed in seeds and (run := arm.found) and (loss := _loss(run)) is not None:
-            single[_composition(run.parts)][_rate(run)].append(loss)
-    losses = {of: {rate: fmean(some) for rate, some in by_rate.items()} for of, by_rate in single.items()}
+        if arm.seed in seeds:
+            single[without_rate(arm.words)][_rate(arm)].append(_loss(arm.found) if arm.found else None)
+    losses = {asked: means for asked, by_rate in single.items() if (means := mean_losses(by_rate))}
     tested = [arm for arm in study.arms if arm.seed not in seeds]
-    common = [arm for arm in tested if not any(word.startswith(f"{RATE}=") for word in arm.words)]
-    best = [arm for arm in tested if arm.found and _is_at_best(arm.found, losses)]
+    plan = Plan.of(study.spec)
+    planned = set(plan.arms) if plan else {without_rate(arm.words) for arm in tested}
+    common = [arm for arm in tested if arm.words in planned]
+    best = [arm for arm in tested if _rate(arm) == _best(losses.get(without_rate(arm.words)))]
     return Tuned(replace(study, arms=common), replace(study, arms=best), losses)
 
 
-def rank_flips(common: Sequence[Row], best: Sequence[Row]) -> list[tuple[str, str]]:
+def rank_flips(common: Mapping[Words, Row], best: Mapping[Words, Row]) -> list[tuple[str, str]]:
     """The pairs of rows, by their names in `best`, whose order by difference to the base is another at their best rates
     than at the common one."""
-    before = {_composition(row.parts or {}): row.difference_nats for row in common}
+    before = {asked: row.difference_nats for asked, row in common.items()}
     moves = [
         (row.name, row.difference_nats, then)
-        for row in best
-        if row.difference_nats is not None and (then := before.get(_composition(row.parts or {}))) is not None
+        for asked, row in best.items()
+        if row.difference_nats is not None and (then := before.get(asked)) is not None
     ]
     return [
         (one, other)
@@ -76,18 +83,13 @@ def rank_flips(common: Sequence[Row], best: Sequence[Row]) -> list[tuple[str, st
     ]
 
 
-def _composition(parts: Parts) -> Composition:
-    return frozenset(parts.items())
+def _best(losses: Mapping[float, float] | None) -> float | None:
+    return best_rate(losses) if losses else None
 
 
-def _rate(run: Run) -> float:
-    rate = run.settings.get(RATE)
+def _rate(arm: Arm) -> float:
+    rate = arm.found.settings.get(RATE) if arm.found else None
     return float(rate) if isinstance(rate, int | float) else math.nan
-
-
-def _is_at_best(run: Run, losses: Mapping[Composition, Mapping[float, float]]) -> bool:
-    by_rate = losses.get(_composition(run.parts))
-    return bool(by_rate) and _rate(run) == best_rate(by_rate or {})
 
 
 def _loss(run: Run) -> float | None:

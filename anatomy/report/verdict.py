@@ -53,7 +53,7 @@ class Judged:
 
 
 def judge(
-    families: Sequence[Sequence[float]], *, margin: float, num_compared: int, alpha: float = ALPHA
+    differences: Sequence[Sequence[float]], *, margin: float, num_compared: int, alpha: float = ALPHA
 ) -> tuple[list[Judged | None], Prior | None]:
     """Judge the rows of a family by their paired differences (row minus base, one a seed).
 
@@ -64,12 +64,12 @@ def judge(
     Source: moderation after Smyth 2004, doi:10.2202/1544-6115.1027, with two cautions for a handful of rows: the
     variance used is never below the row's own, and the degrees of freedom never above what all rows have together.
     """
-    index = [i for i, differences in enumerate(families) if len(differences) > 1]
+    index = [i for i, some in enumerate(differences) if len(some) > 1]
     if not index:
-        return [None] * len(families), None
-    own_df = np.array([len(families[i]) - 1 for i in index], dtype=float)
-    means = np.array([np.mean(families[i]) for i in index])
-    own = np.array([np.var(families[i], ddof=1) for i in index])
+        return [None] * len(differences), None
+    own_df = np.array([len(differences[i]) - 1 for i in index], dtype=float)
+    means = np.array([np.mean(differences[i]) for i in index])
+    own = np.array([spread_of(differences[i]) for i in index])
     prior = prior_of(own, own_df)
     variance, df = moderate(own, own_df, prior)
     errors = np.sqrt(variance / (own_df + 1))
@@ -77,7 +77,7 @@ def judge(
     p_holm = holm(p, num_compared)
     half = critical_t(df, alpha / num_compared) * errors
     own_half = critical_t(own_df, ALPHA) * np.sqrt(own / (own_df + 1))
-    judged: list[Judged | None] = [None] * len(families)
+    judged: list[Judged | None] = [None] * len(differences)
     for place, i in enumerate(index):
         low, high = means[place] - half[place], means[place] + half[place]
         judged[i] = Judged(
@@ -92,11 +92,16 @@ def judge(
             verdict=verdict_of(low, high, margin),
             smallest_margin_nats=float(max(-low, high)),
             minimum_detectable_effect_nats=detectable_effect(
-                float(errors[place]), len(families[i]) - 1, prior.df, float(df[place]), alpha / num_compared
+                float(errors[place]), len(differences[i]) - 1, prior.df, float(df[place]), alpha / num_compared
             ),
             seeds_needed=seeds_needed(variance[place], prior.df, len(index), margin, alpha / num_compared),
         )
     return judged, prior
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """The sample variance, exactly 0 where all values are the same: rounding of the mean would leave a trace."""
+    return float(np.var(values, ddof=1)) if min(values) < max(values) else 0.0
 
 
 def verdict_of(low: float, high: float, margin: float) -> str:

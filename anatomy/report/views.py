@@ -215,8 +215,8 @@ def method(table: Table) -> list[str]:
         lines.append(f"noise floor: the base differs from itself, started or ordered anew, by {table.noise_floor:.4f}")
     if table.seeds_command:
         lines.append(
-            f"to decide what is inconclusive: {table.seeds_command} (seeds beyond a study's plan make its verdicts "
-            "exploratory; output_dir=NEW starts a plan of its own)"
+            f"to find differences of {table.margin_nats:g} nats where nothing is decided yet: {table.seeds_command} "
+            "(seeds beyond a study's plan make its verdicts exploratory; output_dir=NEW starts a plan of its own)"
         )
     return lines
 
