@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fake_runs import fake_record, put_arms, put_study
+from fake_runs import fake_record, put_arms, put_rungs, put_study
 from scipy import stats
 
-from anatomy.report.table import Row, Table, build_report
+from anatomy.config import StudySpec
+from anatomy.report.data import Row, Table
+from anatomy.report.table import MARGIN_NATS, build_report
 from anatomy.report.views import to_csv, to_json, to_latex, to_markdown
+from anatomy.runs import Entry, record_entries
 
 LOSSES = {0: 1.70, 1: 1.64, 2: 1.75}
 RMS_LOSSES = {0: 1.68, 1: 1.66, 2: 1.71}
@@ -458,3 +461,47 @@ def test_the_command_for_more_seeds_says_what_all_arms_were_asked_for_with(tmp_p
     command = str(table_of(tmp_path).seeds_command)
     assert shlex.split(command)[:5] == ["anatomy-train", "study=s", "base=vanilla", "corpus.path=a,b", "train.lr=0.001"]
     assert "seed=0,1,42,2," in command
+
+
+def test_another_scale_is_another_arm(tmp_path: Path) -> None:
+    more = arms_of("base=vanilla swap=norm scale=article", "a", RMS_LOSSES, config={"model.d_model": 128}, **RMS)
+    table = put_plan(tmp_path, *more)
+    assert table.registration is not None and "scale=article" in table.registration.deviations[0]
+
+
+def test_a_base_that_diverged_and_verdicts_off_the_plan_are_said_in_the_headline(tmp_path: Path) -> None:
+    broken = fake_record("b-9", None, seed=9, status="diverged")
+    table = put_plan(tmp_path, ("base=vanilla", broken), seeds=[0, 1])
+    assert any("the base diverged in 1 of 4 seeds" in warning for warning in table.warnings)
+    assert "exploratory" in table.findings["verdict"]
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere/runs/r-0", "..", "", "a/b"])
+def test_a_run_is_never_looked_for_outside_its_folder(tmp_path: Path, name: str) -> None:
+    record = fake_record("r-0", 1.0, **RMS)
+    put_study(tmp_path / "elsewhere", "t", [record])
+    put_study(tmp_path / "outputs", "s", [fake_record("b-0", 1.5)])
+    entry = Entry("vanilla", "norm", ["base=vanilla", "swap=norm"], 0, None, name, None)
+    record_entries(tmp_path / "outputs" / "studies" / "s", {}, [entry])
+    (table,) = build_report(tmp_path / "outputs").studies
+    assert [row.name for row in table.rows] == ["base"] and "no name of a run" in table.set_aside[0].reason
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"schema": 1', "\x00", '{"schema": 1, "study": "s"}'])
+def test_a_damaged_manifest_leaves_the_rest_standing(tmp_path: Path, content: str) -> None:
+    put_plan(tmp_path)
+    (tmp_path / "studies" / "t").mkdir()
+    (tmp_path / "studies" / "t" / "study.json").write_text(content)
+    report = build_report(tmp_path)
+    assert len(report.studies) == 1 and any("damaged" in warning for warning in report.warnings)
+
+
+@pytest.mark.parametrize("what", [{"num_params": 1e300}, {"test_loss_nats": 1.7e308}, {"data": {"vocab_size": -3}}])
+def test_numbers_that_cannot_be_are_no_end_of_the_report(tmp_path: Path, what: dict) -> None:
+    put_rungs(tmp_path)
+    put_study(tmp_path, "s", [*seeds_of("b", LOSSES), *seeds_of("r", RMS_LOSSES, **RMS, **what)])
+    json.loads(to_json(build_report(tmp_path)), parse_constant=pytest.fail)
+
+
+def test_the_margin_of_a_study_and_of_the_report_are_one() -> None:
+    assert StudySpec(name="s", question="?").margin == MARGIN_NATS
