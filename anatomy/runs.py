@@ -181,6 +181,7 @@ def arm_words(base: str, swap: str, overrides: Sequence[str]) -> str:
     if swap != "none":
         words.append(f"swap=[{swap}]" if "," in swap else f"swap={swap}")
     rest = (word for word in overrides if word.lstrip("+").partition("=")[0] not in ("base", "swap", "seed", "study"))
+    rest = (word for word in rest if not word.lstrip("+").startswith("study."))
     return " ".join([*words, *sorted(rest)])
 
 
@@ -197,7 +198,7 @@ def record_entries(folder: Path, spec: Mapping[str, Any], entries: Sequence[Entr
             "schema": SCHEMA,
             "study": folder.name,
             "spec": dict(spec),
-            "spec_sha256": hashlib.sha256(canonical_json(spec).encode()).hexdigest(),
+            "spec_sha256": spec_sha256(spec),
             "started": now,
             "entries": [],
         }
@@ -210,6 +211,11 @@ def record_entries(folder: Path, spec: Mapping[str, Any], entries: Sequence[Entr
         added = {request: known[request].get("added") if request in known else now for request in asked}
         known |= {request: {**entry, "added": added[request]} for request, entry in asked.items()}
         write_json(folder / "study.json", {**manifest, "entries": list(known.values())})
+
+
+def spec_sha256(spec: Mapping[str, Any]) -> str:
+    """What a study's spec is known by: who changes it afterwards changes this."""
+    return hashlib.sha256(canonical_json(spec).encode()).hexdigest()
 
 
 def _spec_changes(manifest: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:

@@ -95,6 +95,7 @@ def made_row(name: str = "norm=rms", difference: float | None = None, half: floa
         num_params_percent=0.0,
         block_params_percent=0.0,
         flops_percent=0.0,
+        steps=1000,
         over_fitted=False,
         epochs=0.3,
         errors=(),

@@ -505,3 +505,19 @@ def test_numbers_that_cannot_be_are_no_end_of_the_report(tmp_path: Path, what: d
 
 def test_the_margin_of_a_study_and_of_the_report_are_one() -> None:
     assert StudySpec(name="s", question="?").margin == MARGIN_NATS
+
+
+def test_a_plan_that_was_edited_after_the_start_is_told(tmp_path: Path) -> None:
+    put_plan(tmp_path)
+    file = tmp_path / "studies" / "s" / "study.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"spec": {**PLAN, "name": "s", "margin": 0.5}}))
+    table = table_of(tmp_path)
+    assert table.registration is not None and "not the one that was hashed" in table.registration.deviations[0]
+
+
+def test_a_row_matched_in_parameters_is_held_to_its_parameters(tmp_path: Path) -> None:
+    flops = {"flops_per_token": 640_000}
+    put_matched(tmp_path, "params", seeds_of("m", RMS_LOSSES, derived={"ffn_hidden": 193}, **RMS, **flops))
+    assert rows_of(tmp_path)["match=params norm=rms"].unmatched is False
+    put_matched(tmp_path / "flops", "flops", seeds_of("m", RMS_LOSSES, derived={"ffn_hidden": 193}, **RMS, **flops))
+    assert rows_of(tmp_path / "flops")["match=flops norm=rms"].unmatched is True

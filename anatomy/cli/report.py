@@ -27,6 +27,8 @@ def command(directory: str, form: str, study: str | None, out: str | None, figur
 
     Exits with 1 when nothing there can be compared.
     """
+    if out == "":
+        raise click.UsageError("--out needs the name of a folder")
     if figures and out is None:
         raise click.UsageError("--figures needs a place to save them: add --out DIR")
     from anatomy.report.table import build_report

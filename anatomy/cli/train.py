@@ -90,7 +90,7 @@ def _main(words: list[str]) -> int:
         raise UserError("anatomy-train: of Hydra's flags it takes --multirun, --config-dir, --cfg, --info and --help")
 
     from anatomy.compose import read_command, shadowed
-    from anatomy.sweep import write_manifest
+    from anatomy.sweep import reasons, write_manifest
     from anatomy.tune import stages
 
     for name in shadowed(args.config_dir) if args.config_dir else ():
@@ -106,8 +106,13 @@ def _main(words: list[str]) -> int:
             for note in stage.notes:
                 out.print(note)
         if dry_run:
+            for line in reasons([planned for planned in plan.runs if planned.job is None]):
+                out.print(line)
             return DONE
-        write_manifest(plan)
+        try:
+            write_manifest(plan)
+        except OSError as error:
+            raise UserError(f"output_dir={plan.layout.outputs}: cannot write there ({error.strerror})") from error
         code = max(code, _sweep(stage) if asked.is_sweep else _single(plan))
     if asked.is_sweep:
         out.print(f"type: anatomy-report {plan.layout.study(plan.study.name)}")

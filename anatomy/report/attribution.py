@@ -58,6 +58,8 @@ def attribute(study: str, base: str, groups: Sequence[Group], metric: str, margi
     def over_complete(quantity: Callable[..., float], *about: Any) -> Estimate | None:
         return estimate([quantity(losses, *about) for losses in complete])
 
+    total = mean_over_seeds(lambda y: y[all_axes] - y[none], [none, all_axes])
+    shares = {axis: one for axis in axes if (one := over_complete(shapley, axis, axes))}
     return Attribution(
         study=study,
         base=base,
@@ -65,14 +67,14 @@ def attribute(study: str, base: str, groups: Sequence[Group], metric: str, margi
         axes=axes,
         design=_design(sets, axes, is_full),
         metric=metric,
-        total=mean_over_seeds(lambda y: y[all_axes] - y[none], [none, all_axes]),
+        total=total,
         add_one_in=add_one_in,
         leave_one_out=leave_one_out,
         walk=walk,
         main_effects={axis: one for axis in axes if (one := over_complete(main_effect, axis))},
         interactions={f"{a}*{b}": one for a, b in combinations(axes, 2) if (one := over_complete(interaction, a, b))},
-        shapley={axis: one for axis in axes if (one := over_complete(shapley, axis, axes))},
-        model=_model(len(everything), len(sets), is_full, bool(fitted)),
+        shapley=shares,
+        model=_model(len(everything), len(sets), is_full, shares.values(), total),
         depends_on_the_rest=_dependent(axes, by_seed, margin),
         findings={},
     )
@@ -137,14 +139,15 @@ def _two_way_fits(axes: Sequence[str], by_seed: Mapping[int, Losses]) -> dict[in
     return fits
 
 
-def _model(num_all: int, num_there: int, is_full: bool, is_fitted: bool) -> str | None:
-    if is_full:
-        return f"all {num_all} compositions"
-    return (
-        f"a model of single and pairwise effects, fitted to {num_there} of {num_all} compositions"
-        if is_fitted
-        else None
-    )
+def _model(
+    num_all: int, num_there: int, is_full: bool, shares: Iterable[Estimate], total: Estimate | None
+) -> str | None:
+    shares = list(shares)
+    if is_full or not shares:
+        return f"all {num_all} compositions" if is_full else None
+    fit = f"a model of single and pairwise effects, fitted to {num_there} of {num_all} compositions"
+    whole = sum(share.nats for share in shares)
+    return fit if total is None else f"{fit}, which makes the whole {whole:+.4f} where {total.nats:+.4f} was measured"
 
 
 def _design(sets: set[Axes], axes: Sequence[str], is_full: bool) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from anatomy.report.data import AT_BEST, Row, Table
 
 NOTHING = "–"
+LEAST_P = 1e-6  # below, p says more of the normal distribution's tail than of the models
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def verdict_columns(table: Table) -> list[Column]:
             lambda row: interval(row.ci_low, row.ci_high),
         ),
         Column("verdict", f"from the interval and the margin of {table.margin_nats:g} nats", _verdict, is_text=True),
-        Column("p (Holm)", "two-sided, adjusted over the rows of the table", lambda row: number(row.p_holm, ".2g")),
+        Column("p (Holm)", "two-sided, adjusted over the rows of the table", _p),
         Column(
             "own interval",
             "the row's plain paired 95 % interval",
@@ -109,6 +110,7 @@ def cost_columns(table: Table) -> list[Column]:
             "deviation from the base in block parameters: neither embedding, positions nor output",
             lambda row: number(row.block_params_percent, "+.2f"),
         ),
+        Column("steps", "of training", lambda row: number(row.steps, ",.0f")),
         Column("FLOPs/token", "in training", lambda row: number(row.flops_per_token, ",.0f")),
         Column(
             "KV bytes/token", "of the cache, at 2 bytes a value", lambda row: number(row.kv_bytes_per_token, ",.0f")
@@ -129,6 +131,10 @@ def number(value: float | None, form: str) -> str | None:
 
 def interval(low: float | None, high: float | None) -> str | None:
     return None if low is None or high is None else f"{low:+.3f} to {high:+.3f}"
+
+
+def _p(row: Row) -> str | None:
+    return f"<{LEAST_P:g}" if row.p_holm is not None and row.p_holm < LEAST_P else number(row.p_holm, ".2g")
 
 
 def _verdict(row: Row) -> str | None:

@@ -53,6 +53,7 @@ class Row:
     rung        where metric_mean stands between the n-gram tables: 3.4 is two fifths of the way from the
                 trigram's to the 4-gram's, 6 is the 6-gram's or better; below 1, on the way from ln V, which is 0
     *_percent   deviation from the base; block parameters are all but embedding, positions and output
+    steps       of training; a row matched in time has steps of its own
     over_fitted in some seed the best validation loss lies more than 1 % below the final one
     tokens_per_s  median
     errors      why arms failed or diverged, `seed 2: ...`
@@ -101,6 +102,7 @@ class Row:
     num_params_percent: float | None
     block_params_percent: float | None
     flops_percent: float | None
+    steps: float | None
     over_fitted: bool | None
     epochs: float | None
     errors: Sequence[str]

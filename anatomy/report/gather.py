@@ -30,6 +30,7 @@ from anatomy.runs import (
     part_name,
     read_manifest,
     read_record,
+    spec_sha256,
 )
 
 NOISE_FLOOR = "noise_floor"
@@ -194,7 +195,8 @@ def pick_study(gathered: Gathered, name: str) -> Gathered:
     if not studies:
         names = sorted(study.name for study in gathered.studies)
         near = "".join(f" Did you mean {match}?" for match in get_close_matches(name, names, n=1))
-        raise UserError(f"--study {name!r}: no such study here; there is {', '.join(names) or 'none'}.{near}")
+        here = f"there is {', '.join(names) or 'none'}.{near}"
+        raise UserError("; ".join([f"--study {name!r}: no such study here", here, *gathered.warnings]))
     return replace(gathered, studies=studies)
 
 
@@ -242,8 +244,10 @@ def _read_study(folder: Path, pool: "_Pool") -> Study:
         raise ValueError(f"{folder.name}: it needs study (text), spec (object) and entries (list)")
     try:
         plan = Plan.of(spec) if name != ADHOC else None
-        sha256, started = _text(manifest, "spec_sha256"), _text(manifest, "started")
-        amendments = [f"{item['at']}: {item['what']}" for item in manifest.get("amendments") or []]
+        kept, started = _text(manifest, "spec_sha256"), _text(manifest, "started")
+        changes = [f"{item['at']}: {item['what']}" for item in manifest.get("amendments") or []]
+        if kept is not None and kept != spec_sha256(spec):
+            changes.append("the plan in the manifest is not the one that was hashed when the study started")
     except DAMAGE as error:
         raise ValueError(f"{folder.name}: {error!r}") from error
     arms, warnings = [], []
@@ -257,9 +261,9 @@ def _read_study(folder: Path, pool: "_Pool") -> Study:
         runs=pool.folder,
         arms=arms,
         spec=spec,
-        spec_sha256=sha256,
+        spec_sha256=kept,
         started=started,
-        deviations=[*amendments, *(_deviations(plan, arms) if plan else [])],
+        deviations=[*changes, *(_deviations(plan, arms) if plan else [])],
         warnings=warnings,
     )
 

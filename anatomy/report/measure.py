@@ -23,6 +23,7 @@ from anatomy.runs import finite
 
 OVER_FITTED_SHARE = 0.01
 UNMATCHED_PERCENT = 0.5
+MATCHED_BY = {"params": ("params",), "flops": ("flops",)}  # a row matched in one of them is held to that one
 
 Pairs = Sequence[tuple[float, float]]
 """A row's loss and the base's, one pair a seed that both have."""
@@ -53,6 +54,7 @@ def measure(
 
     block_percent = percent(_block_params)
     flops_percent = percent(lambda group: number_of(group, "flops_per_token"))
+    deviations = {"params": block_percent, "flops": flops_percent}
     return Row(
         name=group.name,
         parts=group.parts,
@@ -73,7 +75,7 @@ def measure(
         sd_unpaired=_unpaired_sd(pairs),
         text_share=text_error / (sd_paired / math.sqrt(len(pairs))) if text_error is not None and sd_paired else None,
         is_null=group.is_null,
-        unmatched=_is_beyond(UNMATCHED_PERCENT, block_percent, flops_percent),
+        unmatched=_is_beyond(*(deviations[key] for key in MATCHED_BY.get(group.match or "", deviations))),
         num_arms=len(group.arms),
         num_pairs=len(pairs),
         metric_mean=_mean(best),
@@ -86,6 +88,7 @@ def measure(
         num_params_percent=percent(lambda group: number_of(group, "num_params")),
         block_params_percent=block_percent,
         flops_percent=flops_percent,
+        steps=_steps(group),
         over_fitted=any(map(_is_over_fitted, done)) if done else None,
         epochs=number_of(group, "data.epochs"),
         errors=[f"seed {arm.seed}: {error}" for arm in group.arms if (error := _error(arm))],
@@ -116,8 +119,8 @@ def _verdict(
     return f"{judged.verdict} (exploratory)" if is_outside or is_unplanned_look else judged.verdict
 
 
-def _is_beyond(limit: float, *deviations: float | None) -> bool | None:
-    known = [abs(deviation) > limit for deviation in deviations if deviation is not None]
+def _is_beyond(*deviations: float | None) -> bool | None:
+    known = [abs(deviation) > UNMATCHED_PERCENT for deviation in deviations if deviation is not None]
     return any(known) if known else None
 
 
@@ -157,6 +160,11 @@ def _unpaired_sd(pairs: Pairs) -> float | None:
 def _is_over_fitted(run: Run) -> bool:
     best, final = run.numbers["best_val_loss_nats"], run.numbers["val_loss_nats"]
     return best is not None and final is not None and best < (1 - OVER_FITTED_SHARE) * final
+
+
+def _steps(group: Group) -> float | None:
+    steps = (group.settings or {}).get("train.steps")
+    return steps if isinstance(steps, int) else None
 
 
 def _block_params(group: Group) -> float | None:

@@ -46,7 +46,7 @@ class Plan:
 def words_of(words: Iterable[str]) -> Words:
     """An arm's words so that two ways to type it compare equal: without what is not its own, or changes nothing."""
     bare = (word.lstrip("+") for word in words)
-    kept = (word for word in bare if word.partition("=")[0] not in OF_NO_ARM)
+    kept = (word for word in bare if word.partition("=")[0] not in OF_NO_ARM and not word.startswith("study."))
     return frozenset(re.sub(r"[\[\]]", "", word) for word in kept) - {"swap=none", "match=null"}
 
 

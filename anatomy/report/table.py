@@ -170,6 +170,7 @@ def _table(study: Study, base: str | None, comparison: Comparison, gathered: Gat
             *_diverged_base(comparison),
             *_warnings(done),
             *_row_warnings(rows),
+            *_timed(rows),
         ],
         question=question if isinstance(question, str) else None,
         corpus=text_of(typical, "data.corpus"),
@@ -300,6 +301,14 @@ def _base_warnings(study: Study, base: str | None, comparison: Comparison) -> li
     done = [group for group in comparison.groups if group.done]
     unpaired = [group.name for group in done if seeds.isdisjoint(run.seed for run in group.done)]
     return [f"no seed in common with the base: {', '.join(unpaired)}"] if unpaired else []
+
+
+def _timed(rows: Sequence[Row]) -> list[str]:
+    steps = {row.name: row.steps for row in rows if row.steps is not None}
+    if len(set(steps.values())) < 2:
+        return []
+    listed = ", ".join(f"{name} {number:,.0f}" for name, number in steps.items())
+    return [f"steps differ, by step times measured when the study was planned: {listed}"]
 
 
 def _diverged_base(comparison: Comparison) -> list[str]:

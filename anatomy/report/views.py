@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from anatomy.axes import AXES
-from anatomy.report.columns import NOTHING, Column, cost_columns, interval, verdict_columns
+from anatomy.report.columns import NOTHING, Column, cost_columns, verdict_columns
 from anatomy.report.data import Attribution, Estimate, Report, Row, Table, Tuning
 from anatomy.report.words import visible
 
@@ -29,7 +29,7 @@ def columns(table: Table) -> list[Column]:
 FOR_DETAIL = (
     *("own interval", "least margin", "detectable", "seeds needed"),
     *("sd", "sd paired", "sd unpaired", "correlation", "text share"),
-    *("bits/char", "best validation", "last three", "params %"),
+    *("bits/char", "best validation", "last three", "params %", "steps"),
 )
 """The columns that a page does without; terminal, CSV and JSON have them."""
 FOR_SCREENS = ("p (Holm)", "best step", "params", "FLOPs/token", "KV bytes/token", "status")
@@ -57,13 +57,17 @@ def attribution_cells(found: Attribution) -> tuple[list[str], list[list[str]]]:
 
 
 def _rest(found: Attribution, axis: str) -> str:
+    if axis not in found.add_one_in or axis not in found.leave_one_out:
+        return "not judged"
     return "depends on the rest" if axis in found.depends_on_the_rest else ""
 
 
 def _estimate(found: Estimate | None) -> str:
     if found is None:
         return NOTHING
-    return f"{found.nats:+.4f}" + ("" if found.ci_low is None else f" ({interval(found.ci_low, found.ci_high)})")
+    if found.ci_low is None or found.ci_high is None:
+        return f"{found.nats:+.4f}"
+    return f"{found.nats:+.4f} ({found.ci_low:+.4f} to {found.ci_high:+.4f})"
 
 
 def attribution_notes(found: Attribution) -> list[str]:
