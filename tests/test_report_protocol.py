@@ -521,3 +521,11 @@ def test_a_row_matched_in_parameters_is_held_to_its_parameters(tmp_path: Path) -
     assert rows_of(tmp_path)["match=params norm=rms"].unmatched is False
     put_matched(tmp_path / "flops", "flops", seeds_of("m", RMS_LOSSES, derived={"ffn_hidden": 193}, **RMS, **flops))
     assert rows_of(tmp_path / "flops")["match=flops norm=rms"].unmatched is True
+
+
+def test_a_spec_that_names_seeds_alone_plans_those_of_every_arm(tmp_path: Path) -> None:
+    records = [*seeds_of("b", {**LOSSES, 3: 1.7}), *seeds_of("r", {**RMS_LOSSES, 3: 1.6}, **RMS)]
+    put_study(tmp_path, "s", records, seeds=[0, 1, 2])
+    table = table_of(tmp_path)
+    assert table.registration is not None and len(table.registration.deviations) == 2
+    assert "(exploratory)" in str(table.rows[1].verdict)

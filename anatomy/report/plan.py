@@ -15,8 +15,8 @@ OF_NO_ARM = ("seed", "study", "output_dir", "force", "dry_run")
 
 @dataclass(frozen=True)
 class Plan:
-    """The arms and seeds that a study said it would run, before it started: each arm as it was typed, the seeds
-    of the verdict, and those of the tuning."""
+    """The arms and seeds that a study said it would run, before it started: each arm as it was typed (none, where the
+    spec names seeds alone), the seeds of the verdict, and those of the tuning."""
 
     arms: Mapping[Words, Sequence[str]]
     tested: frozenset[int]
@@ -25,7 +25,7 @@ class Plan:
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> "Plan | None":
         """The plan in a study's spec; None where it holds none, as those of old studies."""
-        arms, seeds = spec.get("arms"), spec.get("seeds")
+        arms, seeds = spec.get("arms", []), spec.get("seeds")
         if not isinstance(arms, list) or not isinstance(seeds, list) or not all(isinstance(arm, str) for arm in arms):
             return None
         tuning = spec.get("tune") or {}
@@ -40,7 +40,11 @@ class Plan:
         """Whether an arm and seed are part of the plan. A study that tunes plans all learning rates."""
         if seed not in self.tested | self.tuning:
             return False
-        return words in self.arms or (bool(self.tuning) and without_rate(words) in map(without_rate, self.arms))
+        return (
+            not self.arms
+            or words in self.arms
+            or (bool(self.tuning) and without_rate(words) in map(without_rate, self.arms))
+        )
 
 
 def words_of(words: Iterable[str]) -> Words:

@@ -61,7 +61,7 @@ def take_apart(study: Study) -> Tuned | None:
     losses = {asked: means for asked, by_rate in single.items() if (means := mean_losses(by_rate))}
     tested = [arm for arm in study.arms if arm.seed not in seeds]
     plan = Plan.of(study.spec)
-    planned = set(plan.arms) if plan else {without_rate(arm.words) for arm in tested}
+    planned = set(plan.arms) if plan and plan.arms else {without_rate(arm.words) for arm in tested}
     common = [arm for arm in tested if arm.words in planned]
     best = [arm for arm in tested if _rate(arm) == _best(losses.get(without_rate(arm.words)))]
     return Tuned(replace(study, arms=common), replace(study, arms=best), losses)
