@@ -208,7 +208,7 @@ def method(table: Table) -> list[str]:
         return []
     lines = [f"differences: mean over common seeds of row minus base, {table.metric}; below 0 is better"]
     if table.prior_variance is not None:
-        weight = "only by chance" if table.prior_df is None else f"with {table.prior_df:.1f} degrees of freedom"
+        weight = "no more than by chance" if table.prior_df is None else f"with {table.prior_df:.1f} degrees of freedom"
         spread = math.sqrt(table.prior_variance)
         lines.append(
             f"intervals: {100 * (1 - table.alpha):g} %, simultaneous over {table.num_compared} rows, margin "
