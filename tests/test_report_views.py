@@ -274,7 +274,7 @@ def test_a_prior_without_end_is_null_and_called_chance(tmp_path: Path) -> None:
     report = build_report(tmp_path)
     (study,) = json.loads(to_json(report), parse_constant=pytest.fail)["studies"]
     assert study["prior_df"] is None and study["prior_variance"] == pytest.approx(0.0001)
-    assert "around 0.0100 nats only by chance" in shown(report)
+    assert "around 0.0100 nats no more than by chance" in shown(report)
 
 
 def test_the_verdict_column_says_what_is_unmatched(tmp_path: Path) -> None:
