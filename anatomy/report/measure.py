@@ -39,10 +39,14 @@ def measure(
     evidence: Evidence,
     rungs: Rungs | None,
 ) -> Row:
+    """A group's row: its numbers over seeds, held against the base's (None where the base never ran).
+
+    `pairs` are its losses in the table's metric beside the base's, `judged` what their differences come to, `looks` the
+    numbers of seeds at which the study said it would look.
+    """
     done = group.done
     statuses = Counter(arm.status for arm in group.arms)
-    final, best = _values(done, FINAL), _values(done, metric)
-    vocab_size = number_of(group, "data.vocab_size")
+    final, losses = _values(done, FINAL), _values(done, metric)
     differences = [mine - theirs for mine, theirs in pairs]
     curve = next((curve for curve in evidence.curves if curve.row == group.name), None)
     sd_paired = _sd(differences)
@@ -78,13 +82,13 @@ def measure(
         unmatched=_is_beyond(*(deviations[key] for key in MATCHED_BY.get(group.match or "", deviations))),
         num_arms=len(group.arms),
         num_pairs=len(pairs),
-        metric_mean=_mean(best),
-        metric_sd=_sd(best),
+        metric_mean=_mean(losses),
+        metric_sd=_sd(losses),
         best_val_loss_nats_mean=_mean(_values(done, "best_val_loss_nats")),
         last_three_val_loss_nats_mean=_mean(curve.mean[-3:]) if curve else None,
         best_step=[run.numbers["best_step"] for run in done],
         test_bits_per_char=_mean(_values(done, "test_bits_per_char")),
-        rung=rung_of(fmean(best), rungs, vocab_size) if best and rungs and vocab_size and vocab_size > 0 else None,
+        rung=_rung(losses, rungs, number_of(group, "data.vocab_size")),
         num_params_percent=percent(lambda group: number_of(group, "num_params")),
         block_params_percent=block_percent,
         flops_percent=flops_percent,
@@ -191,6 +195,12 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _sd(values: Sequence[float]) -> float | None:
     return float(np.sqrt(spread_of(values))) if len(values) > 1 else None
+
+
+def _rung(losses: Sequence[float], rungs: Rungs | None, vocab_size: float | None) -> float | None:
+    if not losses or rungs is None or vocab_size is None or vocab_size <= 0:
+        return None
+    return rung_of(fmean(losses), rungs, vocab_size)
 
 
 def rung_of(loss_nats: float, rungs: Rungs, vocab_size: float) -> float:
