@@ -500,7 +500,8 @@ def test_a_damaged_manifest_leaves_the_rest_standing(tmp_path: Path, content: st
 def test_numbers_that_cannot_be_are_no_end_of_the_report(tmp_path: Path, what: dict) -> None:
     put_rungs(tmp_path)
     put_study(tmp_path, "s", [*seeds_of("b", LOSSES), *seeds_of("r", RMS_LOSSES, **RMS, **what)])
-    json.loads(to_json(build_report(tmp_path)), parse_constant=pytest.fail)
+    data = json.loads(to_json(build_report(tmp_path)), parse_constant=pytest.fail)
+    assert data["studies"][0]["rows"][0]["test_loss_nats_mean"] == pytest.approx(statistics.fmean(LOSSES.values()))
 
 
 def test_the_margin_of_a_study_and_of_the_report_are_one() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from anatomy.report.data import AT_BEST, Row, Table
+from anatomy.report.data import AT_BEST, Estimate, Row, Table
 
 NOTHING = "–"
 LEAST_P = 1e-6  # below, p says more of the normal distribution's tail than of the models
@@ -135,6 +135,15 @@ def interval(low: float | None, high: float | None) -> str | None:
 
 def _p(row: Row) -> str | None:
     return f"<{LEAST_P:g}" if row.p_holm is not None and row.p_holm < LEAST_P else number(row.p_holm, ".2g")
+
+
+def estimate(found: Estimate | None) -> str:
+    """A mean with its interval in brackets."""
+    if found is None:
+        return NOTHING
+    if found.ci_low is None or found.ci_high is None:
+        return f"{found.nats:+.4f}"
+    return f"{found.nats:+.4f} ({found.ci_low:+.4f} to {found.ci_high:+.4f})"
 
 
 def _verdict(row: Row) -> str | None:

@@ -11,6 +11,7 @@ from anatomy.axes import Parts
 
 SCHEMA = 1
 FINAL, AT_BEST = "test_loss_nats", "test_loss_nats_at_best"
+BASE_ROW = "base"
 STATUSES = ("done", "diverged", "failed", "interrupted", "running", "planned")
 
 Rungs = Mapping[str, float]

@@ -26,8 +26,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from rich.cells import cell_len, set_cell_size
 
-from anatomy.axes import AXES, BASES, COUNTERPARTS, differences
-from anatomy.report.data import AT_BEST, Row, Table
+from anatomy.axes import AXES, BASES, COUNTERPARTS, Parts, differences
+from anatomy.report.data import AT_BEST, BASE_ROW, Row, Table
 from anatomy.report.words import visible
 
 INK = "#010203"  # text and axes; an inlined SVG takes the page's colour in its place
@@ -150,22 +150,22 @@ def styles(table: Table) -> dict[str, Style]:
     """Row's name -> style. Further rows on one axis keep its hue, a shade off, with other markers and dashes."""
     seen: Counter[str] = Counter()
     found = {}
+    base = next((row.parts for row in table.rows if row.name == BASE_ROW), None) or BASES.get(table.base or "")
     for row in table.rows:
-        kind = _kind(row, table)
+        kind = _kind(row, table.base, base)
         found[row.name] = _style(kind, seen[kind]) if kind else BASE_STYLE
         seen[kind] += 1
     return found
 
 
-def _kind(row: Row, table: Table) -> str:
+def _kind(row: Row, base_name: str | None, base: Parts | None) -> str:
     """What a row differs in from its base: an axis, by its part or by a knob of it; empty for the base itself."""
-    if row.name == "base":
+    if row.name == BASE_ROW:
         return ""
     if row.is_null:
         return "null"
-    if table.base and row.name == COUNTERPARTS.get(table.base):
+    if base_name and row.name == COUNTERPARTS.get(base_name):
         return "counterpart"
-    base = next((other.parts for other in table.rows if other.name == "base"), None) or BASES.get(table.base or "")
     axes = differences(row.parts, base) if row.parts and base else ()
     axes = axes or tuple({re.split("[.=]", word)[0] for word in re.split("[ ,]", row.name)})
     return axes[0] if len(axes) == 1 and axes[0] in AXES else "several"

@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
 from anatomy.axes import COUNTERPARTS
 from anatomy.report.attribution_figures import ATTRIBUTION_FIGURES, attribution_name
-from anatomy.report.data import Breakdown, Curve, Report, Row, Table
+from anatomy.report.data import BASE_ROW, Breakdown, Curve, Report, Row, Table
 from anatomy.report.drawing import (
     BASE_STYLE,
     INK,
@@ -66,7 +66,7 @@ def directions(tables: Sequence[Table]) -> list[list[Table]]:
 
 def forest(tables: Sequence[Table]) -> Figure | None:
     """Differences with their intervals, a panel a table, all on one scale."""
-    panels = [(table, [row for row in table.rows[:MAX_ROWS] if row.name != "base"]) for table in tables]
+    panels = [(table, [row for row in table.rows[:MAX_ROWS] if row.name != BASE_ROW]) for table in tables]
     panels = [(table, rows) for table, rows in panels if any(row.difference_nats is not None for row in rows)]
     if not panels:
         return None

@@ -4,7 +4,7 @@ intervals allow."""
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
-from anatomy.report.data import Attribution, Breakdown, Estimate, Profile, Row, Table
+from anatomy.report.data import BASE_ROW, Attribution, Breakdown, Estimate, Profile, Row, Table
 
 NAMED = 4  # rows that a sentence names before it only counts
 
@@ -34,18 +34,14 @@ def _verdict(table: Table, swaps: Sequence[Row]) -> str:
     held = f"Against {table.base}, over {count} seed{'s' * (seeds != [1])}:"
     if not any(row.verdict for row in swaps):
         return f"{held} differences without intervals, which need at least two seeds; {_list(swaps)}."
-    groups = [
-        ("better", [row for row in swaps if (row.verdict or "").startswith("better")]),
-        ("worse", [row for row in swaps if (row.verdict or "").startswith("worse")]),
-        (
-            f"equivalent within {table.margin_nats:g}",
-            [row for row in swaps if (row.verdict or "").startswith("equivalent")],
-        ),
-        ("inconclusive", [row for row in swaps if (row.verdict or "").startswith("inconclusive")]),
-        ("diverged", [row for row in table.rows if row.num_diverged]),
-        ("without a verdict", [row for row in swaps if row.verdict is None]),
-    ]
-    return f"{held} {'; '.join(f'{word}: {_list(rows)}' for word, rows in groups if rows)}."
+    groups = {
+        word: [row for row in swaps if row.verdict and row.verdict.startswith(word)]
+        for word in ("better", "worse", "equivalent", "inconclusive")
+    }
+    groups["diverged"] = [row for row in table.rows if row.num_diverged]
+    groups["without a verdict"] = [row for row in swaps if row.verdict is None]
+    said = {"equivalent": f"equivalent within {table.margin_nats:g}"}
+    return f"{held} {'; '.join(f'{said.get(word, word)}: {_list(rows)}' for word, rows in groups.items() if rows)}."
 
 
 def _list(rows: Sequence[Row]) -> str:
@@ -88,7 +84,7 @@ def _curves(table: Table) -> str:
         since = " and has led throughout" if leads[-1] == backwards[-1] else f" and has led since step {leads[-1][0]:,}"
     row = next(row for row in table.rows if row.name == best.row)
     rung = f", at rung {row.rung:.2f} of the n-gram tables" if row.rung is not None else ""
-    name = table.base if best.row == "base" else best.row
+    name = table.base if best.row == BASE_ROW else best.row
     return f"{name} ends lowest, at {best.mean[-1]:.3f} nats of validation loss{rung}{since}."
 
 
@@ -128,7 +124,7 @@ def _knowledge(breakdown: Breakdown | None, ordered: Sequence[Row]) -> str:
 
 def _cost(table: Table) -> str:
     known = [
-        (row.flops_per_token, row.metric_mean, str(table.base) if row.name == "base" else row.name)
+        (row.flops_per_token, row.metric_mean, str(table.base) if row.name == BASE_ROW else row.name)
         for row in table.rows
         if row.flops_per_token is not None and row.metric_mean is not None
     ]

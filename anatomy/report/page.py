@@ -1,7 +1,6 @@
 """The report as one HTML file that needs nothing else: no server, no network, and no script to be read."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,8 +12,8 @@ from matplotlib.figure import Figure
 
 from anatomy.report.attribution_figures import ATTRIBUTION_FIGURES, attribution_name
 from anatomy.report.captions import CAPTIONS, Caption
-from anatomy.report.columns import NOTHING, Column, cost_columns, interval, verdict_columns
-from anatomy.report.data import Attribution, Breakdown, Estimate, Report, Table
+from anatomy.report.columns import NOTHING, Column, cost_columns, estimate, number, verdict_columns
+from anatomy.report.data import BASE_ROW, Attribution, Breakdown, Report, Table
 from anatomy.report.drawing import svg
 from anatomy.report.figures import (
     MAX_ROWS,
@@ -25,7 +24,7 @@ from anatomy.report.figures import (
     forest_name,
     table_name,
 )
-from anatomy.report.words import visible
+from anatomy.report.words import visible, with_minus
 
 VERDICTS = ("better", "worse", "equivalent", "inconclusive", "diverged")
 WORDS = (*VERDICTS, "failed", "interrupted", "unmatched", "over-fitted")  # which are coloured
@@ -50,16 +49,12 @@ class Picture:
 
 
 def _number(value: float | None, form: str) -> str | None:
-    return None if value is None else _minus(format(value, form))
+    text = number(value, form)
+    return None if text is None else with_minus(text)
 
 
 def _signed(value: float) -> str:
-    return _minus(f"{value:+.4f}")
-
-
-def _minus(text: str) -> str:
-    """Hyphens that stand for a sign as the sign."""
-    return re.sub(r"(?<!\w)-(?=\d)", "−", text)
+    return with_minus(f"{value:+.4f}")
 
 
 @dataclass(frozen=True)
@@ -71,15 +66,13 @@ class Grid:
 
 
 def _grid(table: Table, columns: Sequence[Column]) -> Grid:
-    cells = {column.heading: [column.cell(row) for row in table.rows] for column in columns}
-    kept = [column for column in columns if any(cell is not None for cell in cells[column.heading])]
+    by_column = [(column, [column.cell(row) for row in table.rows]) for column in columns]
+    kept = [(column, cells) for column, cells in by_column if any(cell is not None for cell in cells)]
     lines = []
     for i, row in enumerate(table.rows):
-        line = [
-            (_class(column, cells[column.heading][i]), _minus(cells[column.heading][i] or NOTHING)) for column in kept
-        ]
-        lines.append((row.name, "base" if row.name == "base" else "", line))
-    return Grid(kept, lines)
+        line = [(_class(column, cells[i]), with_minus(cells[i] or NOTHING)) for column, cells in kept]
+        lines.append((row.name, "base" if row.name == BASE_ROW else "", line))
+    return Grid([column for column, _ in kept], lines)
 
 
 def _class(column: Column, cell: str | None) -> str:
@@ -230,7 +223,7 @@ def _attributed(place: str, attribution: Attribution) -> list[Picture]:
         f"in {attribution.counterpart}": attribution.leave_one_out,
     }
     known = {heading: estimates for heading, estimates in of_axes.items() if estimates}
-    lines = [[axis, *(_estimate(known[key].get(axis)) for key in known)] for axis in attribution.axes]
+    lines = [[axis, *(with_minus(estimate(known[key].get(axis))) for key in known)] for axis in attribution.axes]
     numbers = {"shapley": [["axis", *known], *lines]}
     return [
         _picture(
@@ -243,13 +236,6 @@ def _attributed(place: str, attribution: Attribution) -> list[Picture]:
         )
         for kind, draw in ATTRIBUTION_FIGURES.items()
     ]
-
-
-def _estimate(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return NOTHING
-    between = interval(estimate.ci_low, estimate.ci_high)
-    return _signed(estimate.nats) + (f" ({_minus(between)})" if between else "")
 
 
 # ------------------------------------------------------------------------------------------------ facts

@@ -9,10 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anatomy.axes import AXES, BASES, COUNTERPARTS, Parts, differences
-from anatomy.report.data import SetAside
+from anatomy.report.data import BASE_ROW, SetAside
 from anatomy.report.gather import Arm, Run, Setting, Settings
-
-BASE_ROW = "base"
 
 TEXT = "corpus.sha256"
 GUARDED = (

@@ -27,7 +27,7 @@ from anatomy.report.data import (
 )
 from anatomy.report.evidence import read_evidence
 from anatomy.report.finding import NAMED, attribution_findings, table_findings
-from anatomy.report.gather import Gathered, Run, Settings, Study, gather, pick_study
+from anatomy.report.gather import Run, Settings, Study, gather, pick_study
 from anatomy.report.measure import measure, number_of, pairs_of, text_of
 from anatomy.report.plan import Plan, Words
 from anatomy.report.rows import Comparison, Group, compare
@@ -58,19 +58,24 @@ def build_report(folder: Path, study: str | None = None) -> Report:
         sha256 = run.texts["data.sha256"]
         return _matching_rungs(run, read(sha256)) if sha256 and is_plain_name(sha256) else None
 
+    floors = _comparisons(gathered.noise_floor) if gathered.noise_floor else {}
+
+    def table_of(study: Study, base: str | None, comparison: Comparison) -> Table:
+        return _table(study, base, comparison, gathered.outputs, floors.get(base), find_rungs)
+
     tables: list[Table] = []
     attribution: list[Attribution] = []
     for one in gathered.studies:
         tuned = take_apart(one)
         plain = one if tuned is None else tuned.common
         comparisons = _comparisons(plain)
-        common = {base: _table(plain, base, each, gathered, find_rungs) for base, each in comparisons.items()}
+        common = {base: table_of(plain, base, each) for base, each in comparisons.items()}
         if tuned is None:
             tables += common.values()
         else:
             tables += [replace(table, title=COMMON) for table in common.values()]
             for base, each in _comparisons(tuned.best).items():
-                table = _table(tuned.best, base, each, gathered, find_rungs)
+                table = table_of(tuned.best, base, each)
                 tables.append(_tuned_table(table, each, common.get(base), comparisons.get(base), tuned))
         attribution += _attributions(plain, comparisons)
     return Report(SCHEMA, tables, attribution, gathered.warnings)
@@ -119,7 +124,14 @@ def _attributions(study: Study, comparisons: Mapping[str | None, Comparison]) ->
     return found
 
 
-def _table(study: Study, base: str | None, comparison: Comparison, gathered: Gathered, find_rungs: FindRungs) -> Table:
+def _table(
+    study: Study,
+    base: str | None,
+    comparison: Comparison,
+    outputs: Path,
+    floor: Comparison | None,
+    find_rungs: FindRungs,
+) -> Table:
     groups = comparison.groups
     typical = comparison.base or next((group for group in groups if group.done), Group(""))
     settings: Settings = typical.settings or {}
@@ -130,7 +142,7 @@ def _table(study: Study, base: str | None, comparison: Comparison, gathered: Gat
     entry = find_rungs(typical.runs[0]) if typical.runs else None
     rungs = entry["nats_per_char"] if entry else None
     sha256 = text_of(typical, "data.sha256")
-    ngrams = read_rung_losses(gathered.outputs, sha256, entry) if entry and sha256 else None
+    ngrams = read_rung_losses(outputs, sha256, entry) if entry and sha256 else None
     evidence = read_evidence(study.runs, groups, comparison.base, metric, None if ngrams is None else ngrams[-1])
 
     pairs = [pairs_of(group, comparison.base, metric) for group in groups]
@@ -158,7 +170,7 @@ def _table(study: Study, base: str | None, comparison: Comparison, gathered: Gat
         num_compared=num_compared,
         prior_variance=prior.variance if prior else None,
         prior_df=finite(prior.df) if prior else None,
-        noise_floor=_noise_floor(comparison, base, metric, gathered),
+        noise_floor=_noise_floor(comparison, floor, metric),
         seeds_command=_seeds_command(study, rows),
         findings={},
         rungs=rungs,
@@ -245,14 +257,13 @@ def _strict(value: Any) -> Any:
     return finite(value) if isinstance(value, float) else value
 
 
-def _noise_floor(comparison: Comparison, base: str | None, metric: str, gathered: Gathered) -> float | None:
+def _noise_floor(comparison: Comparison, floor: Comparison | None, metric: str) -> float | None:
     """From the study's own null arms or, where it has none, from those of the study of the noise floor, if its base
     row is the very one."""
-    if comparison.base is None or base is None:
+    if comparison.base is None:
         return None
-    if not any(group.is_null for group in comparison.groups) and gathered.noise_floor is not None:
-        floor = _comparisons(gathered.noise_floor).get(base)
-        if floor is None or floor.base is None or floor.base.settings != comparison.base.settings:
+    if floor and floor.base and not any(group.is_null for group in comparison.groups):
+        if floor.base.settings != comparison.base.settings:
             return None
         comparison = floor
     nulls = [pairs_of(group, comparison.base, metric) for group in comparison.groups if group.is_null]

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from anatomy.axes import AXES
-from anatomy.report.columns import NOTHING, Column, cost_columns, verdict_columns
+from anatomy.report.columns import Column, cost_columns, estimate, verdict_columns
 from anatomy.report.data import Attribution, Estimate, Report, Row, Table, Tuning
-from anatomy.report.words import visible
+from anatomy.report.words import MINUS, visible, with_minus
 
 NARROW, GAP = 40, 2  # columns that a name may take before it wraps, and between two columns
 
@@ -51,7 +51,7 @@ def attribution_cells(found: Attribution) -> tuple[list[str], list[list[str]]]:
     ]
     there = [(heading, estimates) for heading, estimates in columns if estimates]
     lines = [
-        [axis, *(_estimate(estimates.get(axis)) for _, estimates in there), _rest(found, axis)] for axis in found.axes
+        [axis, *(estimate(estimates.get(axis)) for _, estimates in there), _rest(found, axis)] for axis in found.axes
     ]
     return ["axis", *(heading for heading, _ in there), ""], lines
 
@@ -62,21 +62,13 @@ def _rest(found: Attribution, axis: str) -> str:
     return "depends on the rest" if axis in found.depends_on_the_rest else ""
 
 
-def _estimate(found: Estimate | None) -> str:
-    if found is None:
-        return NOTHING
-    if found.ci_low is None or found.ci_high is None:
-        return f"{found.nats:+.4f}"
-    return f"{found.nats:+.4f} ({found.ci_low:+.4f} to {found.ci_high:+.4f})"
-
-
 def attribution_notes(found: Attribution) -> list[str]:
     """The finding, what it rests on, and the interactions."""
     pairs = sorted(found.interactions.items(), key=lambda item: -abs(item[1].nats))
     return [
         *([found.findings["verdict"]] if "verdict" in found.findings else []),
         *([f"main effects and Shapley values: {found.model}"] if found.model else []),
-        *([f"interactions: {', '.join(f'{pair} {_estimate(one)}' for pair, one in pairs)}"] if pairs else []),
+        *([f"interactions: {', '.join(f'{pair} {estimate(one)}' for pair, one in pairs)}"] if pairs else []),
     ]
 
 
@@ -292,8 +284,7 @@ LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 
 
 def _latex(text: str) -> str:
-    signed = re.sub(r"(?<![\w.])-(?=\d)", "−", text)
-    return "".join(LATEX.get(char, char) for char in visible(signed)).replace("−", "$-$")
+    return "".join(LATEX.get(char, char) for char in visible(with_minus(text))).replace(MINUS, "$-$")
 
 
 def to_csv(report: Report) -> str:

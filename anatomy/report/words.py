@@ -1,6 +1,14 @@
-"""Text that others wrote, made fit to be shown."""
+"""Text made fit to be shown: what others wrote, and numbers with a sign."""
 
+import re
 import unicodedata
+
+MINUS = "−"
+
+
+def with_minus(text: str) -> str:
+    """The text with a minus where a hyphen stands for a number's sign."""
+    return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text)
 
 
 def visible(text: str) -> str:
