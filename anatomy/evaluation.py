@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -45,22 +46,34 @@ def mean_nats(losses: np.ndarray) -> float:
     return float(losses.mean(dtype=np.float64))
 
 
+@dataclass(frozen=True)
+class LengthLosses:
+    """The test loss, nats, at several lengths of window.
+
+    `by_length` holds None for a length past the model's last position; `by_position` is the mean at each position of
+    the longest windows that the model can read, float32 (length,), None where it can read none of them.
+    """
+
+    by_length: dict[str, float | None]
+    by_position: np.ndarray | None
+
+
 def losses_at_length(
     model: Transformer, corpus: Corpus, lengths: Sequence[int], *, num_tokens: int, dtype: str
-) -> dict[str, float | None]:
+) -> LengthLosses:
     """The test loss, nats, with windows of each length over the same target characters.
 
     The targets are the last ones of the longest windows, as many as the shortest length has, so a longer window adds
-    context and changes nothing else. About `num_tokens` tokens are read. A length past the model's last position has
-    no loss: None.
+    context and changes nothing else. About `num_tokens` tokens are read.
     """
     longest, num_targets = max(lengths), min(lengths)
     starts = corpus.windows("test", longest, max(1, num_tokens // longest))
-    at_length: dict[str, float | None] = {}
-    for length in lengths:
-        if model.max_len is not None and length > model.max_len:
-            at_length[str(length)] = None
-        else:
-            losses = window_losses(model, corpus, starts + longest - length, length, dtype=dtype)
-            at_length[str(length)] = mean_nats(losses[:, -num_targets:])
-    return at_length
+    readable = [length for length in lengths if model.max_len is None or length <= model.max_len]
+    by_length: dict[str, float | None] = {str(length): None for length in lengths}
+    by_position = None
+    for length in readable:
+        losses = window_losses(model, corpus, starts + longest - length, length, dtype=dtype)
+        by_length[str(length)] = mean_nats(losses[:, -num_targets:])
+        if length == max(readable):
+            by_position = losses.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return LengthLosses(by_length, by_position)

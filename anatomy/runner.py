@@ -282,11 +282,7 @@ class _Run:
         config, model = self.job.config, training.model
         self._save_weights(model, "model.safetensors")
         last_val, last_test = self._long_losses(model, "val"), self._long_losses(model, "test")
-        at_length = {}
-        if config.eval.lengths:
-            at_length = losses_at_length(
-                model, self.job.corpus, config.eval.lengths, num_tokens=last_test.size, dtype=config.train.dtype
-            )
+        at_length = self._losses_at_length(model, last_test.size) if config.eval.lengths else {}
         sample = self._sample(model)
         best_val, best_test = last_val, last_test
         if self.best_step != training.num_steps:
@@ -310,6 +306,16 @@ class _Run:
         config, corpus = self.job.config, self.job.corpus
         starts = corpus.windows(part, config.model.ctx_len, NUM_FINAL_WINDOWS)
         return window_losses(model, corpus, starts, config.model.ctx_len, dtype=config.train.dtype)
+
+    def _losses_at_length(self, model: Transformer, num_tokens: int) -> dict[str, float | None]:
+        """The test loss at each of eval.lengths; the loss by position of the longest windows goes into a file."""
+        config = self.job.config
+        losses = losses_at_length(
+            model, self.job.corpus, config.eval.lengths, num_tokens=num_tokens, dtype=config.train.dtype
+        )
+        if losses.by_position is not None:
+            self._save_array(losses.by_position, "position_losses.npy")
+        return losses.by_length
 
     def _sample(self, model: Transformer) -> str:
         """What the model makes of the prompt, the prompt included."""

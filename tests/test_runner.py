@@ -106,6 +106,38 @@ def test_a_length_past_the_learned_table_is_null_in_the_record(finished: Job) ->
     assert at_length["32"] is None and at_length["8"] > 0 and at_length["16"] > 0
 
 
+@pytest.mark.parametrize(("pos", "length"), [("learned", 16), ("rope", 32)])
+def test_the_loss_by_position_is_that_of_the_longest_windows_the_model_can_read(
+    tmp_path: Path, text_file: Path, pos: str, length: int
+) -> None:
+    made = job(tmp_path, text_file, "eval.lengths=[32,8,16]", f"pos={pos}")
+    run(made, [])
+    by_position = np.load(made.folder / "position_losses.npy")
+    assert by_position.dtype == np.float32 and by_position.shape == (length,)
+
+    model, ids = made.model.to_empty(device="cpu").eval(), made.corpus.ids
+    model.load_state_dict(load_file(made.folder / "model.safetensors"))
+    num_targets = strict_json(made.folder / "result.json")["num_test_targets"]
+    ends = made.corpus.windows("test", 32, max(1, num_targets // 32)) + 32
+    sums = [0.0] * length
+    for end in ends:
+        window = torch.from_numpy(ids[end - length : end + 1].astype(np.int64))
+        with torch.no_grad():
+            log_probabilities = model(window[None, :-1])[0].log_softmax(-1)
+        for position in range(length):
+            sums[position] -= float(log_probabilities[position, window[position + 1]])
+    np.testing.assert_allclose(by_position, np.array(sums) / len(ends), rtol=0, atol=2e-5)
+
+
+def test_without_lengths_or_where_no_length_exists_there_is_no_loss_by_position(
+    tmp_path: Path, text_file: Path
+) -> None:
+    for words in ([], ["eval.lengths=[17,32]"]):
+        made = job(tmp_path, text_file, *words)
+        assert run(made, [])["status"] == "done"
+        assert not (made.folder / "position_losses.npy").exists()
+
+
 def test_vocabulary_and_sample_are_kept(finished: Job) -> None:
     vocabulary = Vocabulary.load(finished.folder / "vocab.json")
     sample = strict_json(finished.folder / "result.json")["sample"]
@@ -117,7 +149,8 @@ def test_vocabulary_and_sample_are_kept(finished: Job) -> None:
 def test_nothing_is_left_of_the_state_when_done(finished: Job) -> None:
     names = {path.name for path in finished.folder.iterdir()}
     expected = {"result.json", "metrics.jsonl", "config.yaml", "model.safetensors", "best.safetensors", "vocab.json"}
-    assert names == expected | {"test_losses.npy", "test_losses_best.npy", "run.log", ".lock"}
+    arrays = {"test_losses.npy", "test_losses_best.npy", "position_losses.npy"}
+    assert names == expected | arrays | {"run.log", ".lock"}
 
 
 def test_a_finished_run_is_recognised_by_other_words_and_not_run_again(finished: Job, text_file: Path) -> None:

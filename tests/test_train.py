@@ -190,7 +190,7 @@ def test_window_losses_equal_one_forward_pass_a_window() -> None:
 
 def test_losses_at_length_score_the_same_targets_with_more_context() -> None:
     model, corpus = tiny_model("base=llama"), made_up_corpus()
-    at_length = losses_at_length(model, corpus, [5, 11, 40], num_tokens=400, dtype="fp32")
+    at_length = losses_at_length(model, corpus, [5, 11, 40], num_tokens=400, dtype="fp32").by_length
     starts = corpus.windows("test", 40, 10)
     for length in (5, 11, 40):
         losses = [
@@ -201,5 +201,5 @@ def test_losses_at_length_score_the_same_targets_with_more_context() -> None:
 
 
 def test_a_length_past_the_last_learned_position_has_no_loss_and_the_rest_stays() -> None:
-    at_length = losses_at_length(tiny_model(), made_up_corpus(), [7, 11, 12], num_tokens=400, dtype="fp32")
+    at_length = losses_at_length(tiny_model(), made_up_corpus(), [7, 11, 12], num_tokens=400, dtype="fp32").by_length
     assert at_length["12"] is None and at_length["7"] and at_length["11"]
