@@ -5,6 +5,7 @@ module registers the resolvers that conf/config.yaml needs, so a worker that imp
 """
 
 import copy
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -122,13 +123,44 @@ def read_command(words: Sequence[str], *, multirun: bool, config_dir: str | None
     if swept and not is_sweep:
         raise UserError(f"{swept[0]}: several values ask for a sweep; type anatomy-train -m {' '.join(words)}")
     master = _compose([*about_hydra, *(_launchable(o) for o in settings if not o.is_sweep_override())])
-    params = (master.hydra.sweeper.get("params") or {}) if is_sweep else {}
-    of_study = _parse([f"{key}={value}" for key, value in params.items()])
-    study_seeds = tuple(seed for o in of_study if o.key_or_group == "seed" for seed in _options(o))
-    jobs = BasicSweeper.split_arguments([*of_study, *settings], max_batch_size=None)[0]
+    of_study = _study_sweeps(master) if is_sweep else [[]]
+    _refuse_other_parts(master, of_study, settings)
+    study_seeds = {seed for sweep in of_study for o in sweep if o.key_or_group == "seed" for seed in _options(o)}
+    jobs: dict[frozenset[str], Sequence[str]] = {}
+    for sweep in of_study:
+        for job in BasicSweeper.split_arguments([*sweep, *settings], max_batch_size=None)[0]:
+            jobs.setdefault(frozenset(job), job)
     arms: dict[tuple[str, ...], DictConfig] = {}
-    requests = tuple(_request(about_hydra, _parse(job), arms) for job in jobs)
-    return Asked(requests, is_sweep, master, study_seeds)
+    requests = tuple(_request(about_hydra, _parse(job), arms) for job in jobs.values())
+    return Asked(requests, is_sweep, master, tuple(sorted(study_seeds)))
+
+
+def _study_sweeps(master: DictConfig) -> list[list[Override]]:
+    """What the study's file sweeps: the sweeper's params and, for each of its lines, those and the line's words."""
+    params = master.hydra.sweeper.get("params") or {}
+    common = _parse([f"{key}={value}" for key, value in params.items()])
+    lines = OmegaConf.select(master, "study.sweeps") or [""]
+    return [[*common, *_parse(shlex.split(line))] for line in lines]
+
+
+def _refuse_other_parts(
+    master: DictConfig, of_study: Sequence[Sequence[Override]], settings: Sequence[Override]
+) -> None:
+    """An exam is about the parts of one axis: a part on another one, that it does not sweep itself, is none of its
+    concern."""
+    exam = OmegaConf.select(master, "study.exam")
+    if exam is None:
+        return
+    own = {exam} | {o.key_or_group for sweep in of_study for o in sweep}
+    for override in settings:
+        axes = _options(override) if override.key_or_group == "swap" else [override.key_or_group]
+        if foreign := [axis for axis in axes if axis in AXES and axis not in own]:
+            takes = " and ".join(f"{axis}=" for axis in AXES if axis in own)
+            other = f", or type study=exam_{foreign[0]}" if foreign[0] in SWAPPED_AXES else ""
+            raise UserError(
+                f"{override.input_line}: does not concern study={master.study.name}, which examines {exam}; of parts it "
+                f"takes {takes}{other}"
+            )
 
 
 def _is_no_study(override: Override) -> bool:

@@ -76,7 +76,13 @@ class TuneSpec(Section):
 
 
 class StudySpec(Section):
-    """What a study asks. `metric` None leaves it to the protocol; `margin` in nats; `looks` are numbers of seeds."""
+    """What a study asks. `metric` None leaves it to the protocol; `margin` in nats; `looks` are numbers of seeds.
+
+    sweeps    lines of overrides, each a sweep of its own over those of hydra.sweeper.params: what no one product holds
+    factors   settings or axes whose values part the runs into cells, which are compared within themselves alone
+    exam      the axis whose parts' claims the study examines
+    measures  what is timed once the runs are there (see measures.py)
+    """
 
     name: str
     question: str
@@ -84,6 +90,10 @@ class StudySpec(Section):
     margin: Positive = 0.01
     looks: tuple[Count, ...] | None = None
     tune: TuneSpec | None = None
+    sweeps: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
+    exam: Literal[SWAPPED_AXES] | None = None  # type: ignore[valid-type]
+    measures: tuple[Literal["norm_calls", "decode", "train_step"], ...] = ()
 
 
 class Config(Section):
