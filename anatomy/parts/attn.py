@@ -30,19 +30,20 @@ class _GroupedAttention(nn.Module):
     def num_params(self) -> int:
         return self.num_linear_weights() + self.num_biases
 
-    def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+    def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, T, K), keys and values (B, G, T, K) as they enter the product: rotated, if positions rotate."""
         num_rotated = self.n_head + self.n_kv_head
         qkv = _joint_linear(x, self.q_proj, self.k_proj, self.v_proj).unflatten(-1, (-1, self.head_width))
         qk, v_BTGK = qkv.split((num_rotated, self.n_kv_head), dim=-2)
         if rotation is not None:
             qk = rotate(qk, rotation)
         q_BTHK, k_BTGK = qk.split((self.n_head, self.n_kv_head), dim=-2)
+        return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
+
+    def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+        q_BHTK, k_BGTK, v_BGTK = self.project(x, rotation)
         mixed_BHTK = F.scaled_dot_product_attention(
-            q_BTHK.transpose(1, 2),
-            k_BTGK.transpose(1, 2),
-            v_BTGK.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=self.n_kv_head != self.n_head,
+            q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=self.n_kv_head != self.n_head
         )
         return self.o_proj(mixed_BHTK.transpose(1, 2).flatten(-2))
 
