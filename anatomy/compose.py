@@ -21,6 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from anatomy.about import is_broken, without_about
 from anatomy.axes import AXES, BASES, COUNTERPARTS, SWAPPED_AXES, part_of, swapped_part
 from anatomy.config import did_you_mean, known_keys
 from anatomy.errors import UserError
@@ -28,7 +29,8 @@ from anatomy.files import CONF
 
 HYDRA_VERSION_BASE = "1.3"
 GROUPS = ("base", "swap", *AXES, "scale", "corpus", "train", "study")
-OF_THE_COMMAND = ("output_dir", "force", "dry_run")  # not of what is asked
+OF_THE_COMMAND = ("output_dir", "force", "dry_run", "diagnostics", *(f"predict.{axis}" for axis in AXES))
+"""Not of what is asked."""
 CHOSEN = ("corpus.name", "study.name")  # set by choosing corpus= or study=
 
 
@@ -158,8 +160,8 @@ def _refuse_other_parts(
             takes = " and ".join(f"{axis}=" for axis in AXES if axis in own)
             other = f", or type study=exam_{foreign[0]}" if foreign[0] in SWAPPED_AXES else ""
             raise UserError(
-                f"{override.input_line}: does not concern study={master.study.name}, which examines {exam}; of parts it "
-                f"takes {takes}{other}"
+                f"{override.input_line}: does not concern study={master.study.name}, which examines {exam}; of parts "
+                f"it takes {takes}{other}"
             )
 
 
@@ -185,7 +187,7 @@ def _request(
         overrides=tuple(str(o.input_line) for o in overrides if o.key_or_group not in OF_THE_COMMAND),
         launch_overrides=tuple(_launchable(o) for o in overrides),
         swap=tuple(map(str, swap)),
-        resolved=cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)),
+        resolved=without_about(cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))),
     )
 
 
@@ -229,8 +231,18 @@ def _refuse_faults(overrides: Sequence[Override], config_dir: Path | None) -> No
     studies = [option for o in overrides if o.key_or_group == "study" for option in _options(o)]
     if len(studies) > 1:
         faults.append(f"study={','.join(map(str, studies))}: one study at a time")
+    faults += [
+        f"{o.input_line}: one value a command; type {_one_value(o)}"
+        for o in overrides
+        if o.is_sweep_override() and o.key_or_group in OF_THE_COMMAND
+    ]
     if any(faults):
         raise UserError("\n".join(dict.fromkeys(filter(None, faults))))
+
+
+def _one_value(override: Override) -> str:
+    key, values = override.key_or_group, list(map(str, _options(override)))
+    return f"{key}=[{','.join(values)}]" if key == "diagnostics" else f"{key}={values[0]}"
 
 
 def _fault(override: Override, config_dir: Path | None) -> str | None:
@@ -245,12 +257,13 @@ def _fault(override: Override, config_dir: Path | None) -> str | None:
     if key not in GROUPS:
         return None
     allowed = _group_options(key, config_dir)
+    offered = [option for option in allowed if not is_broken(option)]
     for option in _options(override):
         if option is None and key != "study":
             none = " Did you mean none?" if "none" in allowed else ""
-            return f"{word}: null is no choice; {key} can be {', '.join(allowed)}.{none}"
+            return f"{word}: null is no choice; {key} can be {', '.join(offered)}.{none}"
         if option is not None and option not in allowed:
-            return f"{word}: {key} can be {', '.join(allowed)}.{did_you_mean(str(option), allowed)}"
+            return f"{word}: {key} can be {', '.join(offered)}.{did_you_mean(str(option), offered)}"
     return None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anatomy.axes import Parts
+from anatomy.measures_file import Measures
 
 SCHEMA = 1
 FINAL, AT_BEST = "test_loss_nats", "test_loss_nats_at_best"
@@ -192,6 +193,7 @@ class Table:
 
     base     None where no run could be read
     title    what the table compares, where one study and base has several tables
+    cell     factor -> value, where a study's factors part its runs; empty where it has none
     metric   of the differences: what the study says, else the final test loss, or the test loss at the best
              validation step where runs see their text more than once
     margin_nats     differences within it count as none; alpha is what is spent on this look
@@ -211,6 +213,7 @@ class Table:
     study: str
     base: str | None
     title: str | None
+    cell: Mapping[str, str]
     metric: str
     rows: Sequence[Row]
     margin_nats: float
@@ -292,12 +295,101 @@ class Attribution:
 
 
 @dataclass(frozen=True)
+class Quantity:
+    """A number that was measured, with its 95 % interval where it has one. unit: `nats`, `times` (a ratio), `of n`."""
+
+    what: str
+    value: float
+    low: float | None
+    high: float | None
+    unit: str
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A claim held against what was measured.
+
+    claim    its key in the part's YAML; text and source stand there too
+    verdict  one of EXAM_VERDICTS, computed from `measured` by `rule`; None while the runs that it needs are not there
+    note     what a reader should know besides: why a claim lies outside this scale, where it holds and where not
+    """
+
+    part: str
+    claim: str
+    text: str
+    source: str
+    rule: str
+    verdict: str | None
+    measured: Sequence[Quantity]
+    note: str | None
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a picture: y at each x, None where there is nothing, with least and greatest over seeds."""
+
+    base: str
+    row: str
+    x: Sequence[float]
+    mean: Sequence[float | None]
+    low: Sequence[float | None]
+    high: Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class MapCell:
+    """One place of a map: how the runs of a part ended under one combination of factors.
+
+    outcomes  trained, plateau (no better than a table of single characters) or diverged -> runs
+    loss_nats mean test loss of those that ended
+    gradients gradient norm at the start of each block, mean over runs
+    """
+
+    base: str
+    part: str
+    factors: Mapping[str, str]
+    outcomes: Mapping[str, int]
+    loss_nats: float | None
+    gradients: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Card:
+    """An exam: the claims of an axis's parts in the scenario that they were made for.
+
+    scenario  what was trained, in a line
+    trained_at   the context length of the runs
+    losses    test loss by length of the window (`by_length`), and by position in the longest (`by_position`)
+    map       how runs ended, by factor
+    timed     what was timed beside the runs
+    """
+
+    study: str
+    axis: str
+    question: str | None
+    scenario: str
+    claims: Sequence[Examined]
+    margin_nats: float
+    trained_at: int | None
+    by_length: Sequence[Series]
+    by_position: Sequence[Series]
+    map: Sequence[MapCell]
+    timed: Measures | None
+
+
+SUPPORTED, NOT_SEEN = "supported here", "not seen here"
+CONTRADICTED, OUTSIDE = "contradicted here", "outside this scale"
+EXAM_VERDICTS = (SUPPORTED, NOT_SEEN, CONTRADICTED, OUTSIDE)
+
+
+@dataclass(frozen=True)
 class Report:
-    """All tables of a folder."""
+    """All tables of a folder, and a card an exam."""
 
     schema: int
     studies: Sequence[Table]
     attribution: Sequence[Attribution]
+    exams: Sequence[Card]
     warnings: Sequence[str]
 
     @property

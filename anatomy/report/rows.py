@@ -80,17 +80,18 @@ class Comparison:
     set_aside: Sequence[SetAside]
 
 
-def compare(base: str, arms: Sequence[Arm], others: Sequence[Arm]) -> Comparison:
+def compare(base: str, arms: Sequence[Arm], others: Sequence[Arm], fixed: Parts | None = None) -> Comparison:
     """Make the rows of a base's table.
 
     `others` are the arms of the counterpart's own table: its base row joins this one where a study holds both
-    directions; a run that is in both counts once.
+    directions; a run that is in both counts once. `fixed` are parts that all rows share, whatever the base's own are.
     """
+    bases = {name: {**parts, **(fixed or {})} for name, parts in BASES.items()}
     set_aside = [SetAside(str(arm.run), arm.damage) for arm in arms if arm.damage is not None]
-    counterpart = find_base(COUNTERPARTS[base], group_arms(arm for arm in others if arm.damage is None))
+    counterpart = find_base(bases[COUNTERPARTS[base]], group_arms(arm for arm in others if arm.damage is None))
     sound = [arm for arm in arms if arm.damage is None]
     groups = group_arms([*sound, *(counterpart.arms if counterpart else ())])
-    base_row = find_base(base, groups)
+    base_row = find_base(bases[base], groups)
     reference = base_row or _most_typical(groups, groups)
     if base_row is not None:
         for group in groups:
@@ -99,7 +100,7 @@ def compare(base: str, arms: Sequence[Arm], others: Sequence[Arm]) -> Comparison
         set_aside += _guard(groups, reference, "the base has" if base_row else "most rows have")
     set_aside += _second_seeds(groups)
     groups = [group for group in groups if group.arms]
-    names = _Names(base, reference, groups)
+    names = _Names(base, bases, reference, groups)
     for group in groups:
         group.name, group.is_pure = (BASE_ROW, True) if group is base_row else names.of(group)
     places = {BASE_ROW: 0, COUNTERPARTS[base]: 1}
@@ -133,10 +134,10 @@ def group_arms(arms: Iterable[Arm]) -> list[Group]:
     return list(groups.values())
 
 
-def find_base(base: str, groups: Sequence[Group]) -> Group | None:
+def find_base(base: Parts, groups: Sequence[Group]) -> Group | None:
     """The base's row: of those with its parts, the one whose guarded settings most rows share; of several such, one
     without salts, then one that was asked for in fewest words, then one with most seeds asked for, then the first."""
-    return _most_typical([group for group in groups if group.parts == BASES[base]], groups)
+    return _most_typical([group for group in groups if group.parts == base], groups)
 
 
 def _most_typical(candidates: Sequence[Group], groups: Sequence[Group]) -> Group | None:
@@ -210,7 +211,7 @@ def _mismatch(
         known.remove("train.steps")
         orders = {}
     reasons = [
-        f"{_typed(key, run.settings.get(key))}, {whose} {_value(standard.get(key))}"
+        f"{_typed(key, run.settings.get(key))}, {whose} {typed_value(standard.get(key))}"
         for key in known
         if run.settings.get(key) != standard.get(key)
     ]
@@ -243,8 +244,8 @@ def _second_seeds(groups: Sequence[Group]) -> list[SetAside]:
 class _Names:
     """Names the rows of one table by their sorted differences from the base, as one would type them."""
 
-    def __init__(self, base: str, reference: Group | None, groups: Sequence[Group]) -> None:
-        self.base = base
+    def __init__(self, base: str, bases: Mapping[str, Parts], reference: Group | None, groups: Sequence[Group]) -> None:
+        self.base, self.bases = base, bases
         self.standard = (reference and reference.settings) or {}
         self.num_rivals: Counter[tuple[str, str]] = Counter()
         self.num_rivals_with: Counter[tuple[str, str, str, Setting | None]] = Counter()
@@ -263,10 +264,10 @@ class _Names:
         is what was asked."""
         if group.parts is None or group.settings is None or not self.standard:
             return group.asked, False
-        changed = differences(group.parts, BASES[self.base])
+        changed = differences(group.parts, self.bases[self.base])
         counterpart = COUNTERPARTS[self.base]
         words = [f"{axis}={group.parts[axis]}" for axis in changed]
-        if group.parts == BASES[counterpart]:
+        if group.parts == self.bases[counterpart]:
             words = [counterpart]
         asked: list[str] = []
         derived: list[str] = []
@@ -294,15 +295,15 @@ class _Names:
 
 
 def _typed(key: str, value: Setting | None) -> str:
-    return f"{key}={_value(value)}"
+    return f"{key}={typed_value(value)}"
 
 
-def _value(value: Setting | None) -> str:
+def typed_value(value: Setting | None) -> str:
     """A value as one would type it."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return f"[{','.join(map(_value, value))}]"
+        return f"[{','.join(map(typed_value, value))}]"
     return str(value)

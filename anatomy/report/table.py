@@ -10,10 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from anatomy.axes import BASES, COUNTERPARTS
+from anatomy.axes import BASES, COUNTERPARTS, Parts
 from anatomy.corpus import BLOCK_CHARS, CYCLE
 from anatomy.files import is_plain_name
 from anatomy.report.attribution import attribute
+from anatomy.report.cells import cells_of
 from anatomy.report.data import (
     AT_BEST,
     FINAL,
@@ -22,10 +23,12 @@ from anatomy.report.data import (
     Registration,
     Report,
     Row,
+    Rungs,
     SetAside,
     Table,
 )
 from anatomy.report.evidence import read_evidence
+from anatomy.report.exams import make_card
 from anatomy.report.finding import NAMED, attribution_findings, table_findings
 from anatomy.report.gather import Run, Settings, Study, gather, pick_study
 from anatomy.report.measure import measure, number_of, pairs_of, text_of
@@ -66,6 +69,9 @@ def build_report(folder: Path, study: str | None = None) -> Report:
     tables: list[Table] = []
     attribution: list[Attribution] = []
     for one in gathered.studies:
+        if one.spec.get("factors"):
+            tables += _cell_tables(one, table_of)
+            continue
         tuned = take_apart(one)
         plain = one if tuned is None else tuned.common
         comparisons = _comparisons(plain)
@@ -77,8 +83,26 @@ def build_report(folder: Path, study: str | None = None) -> Report:
             for base, each in _comparisons(tuned.best).items():
                 table = table_of(tuned.best, base, each)
                 tables.append(_tuned_table(table, each, common.get(base), comparisons.get(base), tuned))
-        attribution += _attributions(plain, comparisons)
-    return Report(SCHEMA, tables, attribution, gathered.warnings)
+        if not one.spec.get("exam"):  # which swaps one axis alone
+            attribution += _attributions(plain, comparisons)
+
+    def rungs_of(run: Run) -> Rungs | None:
+        entry = find_rungs(run)
+        return entry["nats_per_char"] if entry else None
+
+    cards = [card for one in gathered.studies if (card := make_card(one, _margin(one), rungs_of))]
+    return Report(SCHEMA, tables, attribution, cards, gathered.warnings)
+
+
+def _cell_tables(study: Study, table_of: Callable[[Study, str | None, Comparison], Table]) -> list[Table]:
+    """The tables of a study with factors: those of a base one after another, one a cell."""
+    tables = [
+        replace(table_of(cell.study, base, each), title=cell.title, cell=cell.values)
+        for cell in cells_of(study)
+        for base, each in _comparisons(cell.study, cell.parts).items()
+    ]
+    places = {base: place for place, base in enumerate(dict.fromkeys(table.base for table in tables))}
+    return sorted(tables, key=lambda table: places[table.base])
 
 
 def _matching_rungs(run: Run, entries: Sequence[RungEntry]) -> RungEntry | None:
@@ -96,14 +120,17 @@ def _matching_rungs(run: Run, entries: Sequence[RungEntry]) -> RungEntry | None:
 # ------------------------------------------------------------------------------------------------- tables
 
 
-def _comparisons(study: Study) -> dict[str | None, Comparison]:
-    """One comparison a base; a run whose base cannot be read may belong to any, so each mentions it."""
+def _comparisons(study: Study, fixed: Parts | None = None) -> dict[str | None, Comparison]:
+    """One comparison a base; a run whose base cannot be read may belong to any, so each mentions it. `fixed` as in
+    `compare`."""
     bases = list(dict.fromkeys(arm.base for arm in study.arms if arm.base is not None))
     unread = [arm for arm in study.arms if arm.base is None]
     if not bases:
         return {None: Comparison(None, [], [SetAside(str(arm.run), str(arm.damage)) for arm in unread])}
     of_base = {base: [arm for arm in study.arms if arm.base == base] for base in bases}
-    return {base: compare(base, [*of_base[base], *unread], of_base.get(COUNTERPARTS[base], [])) for base in bases}
+    return {
+        base: compare(base, [*of_base[base], *unread], of_base.get(COUNTERPARTS[base], []), fixed) for base in bases
+    }
 
 
 def _attributions(study: Study, comparisons: Mapping[str | None, Comparison]) -> list[Attribution]:
@@ -163,6 +190,7 @@ def _table(
         study=study.name,
         base=base,
         title=None,
+        cell={},
         metric=metric,
         rows=rows,
         margin_nats=margin,

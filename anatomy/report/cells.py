@@ -1,0 +1,94 @@
+"""Cells: where a study crosses the parts it compares with other factors (depth, warm-up, text), rows are compared
+within a combination of the factors' values, and nowhere else."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
+
+from anatomy.axes import AXES, Parts
+from anatomy.report.data import BASE_ROW, Table
+from anatomy.report.gather import Arm, Study
+from anatomy.report.rows import typed_value
+
+CORPUS = "corpus"  # as a factor: the text's name, for its hash says nothing to a reader
+MAX_CELLS = 2  # of one base: so many stand as tables of their own, more are shown as one
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The arms of one combination of values. values: factor -> value, as one would type both; none where a study has
+    no factors."""
+
+    study: Study
+    values: Mapping[str, str]
+
+    @property
+    def title(self) -> str | None:
+        return ", ".join(f"{factor}={value}" for factor, value in self.values.items()) or None
+
+    @property
+    def parts(self) -> Parts:
+        """The parts that all rows share, where a factor is an axis."""
+        return {factor: value for factor, value in self.values.items() if factor in AXES}
+
+
+def cells_of(study: Study) -> list[Cell]:
+    """A study in cells, in order of first appearance; one without factors is one. What cannot be read, and so may
+    belong to any cell, is in all of them; where there is none, or factors are damaged, the study is one cell."""
+    factors = study.spec.get("factors")
+    if not isinstance(factors, list) or not all(isinstance(factor, str) for factor in factors):
+        return [Cell(study, {})]
+    found: dict[tuple[str, ...], list[Arm]] = {}
+    unknown: list[Arm] = []
+    for arm in study.arms:
+        values = [value for factor in factors if (value := _value_of(arm, factor)) is not None]
+        (found.setdefault(tuple(values), []) if len(values) == len(factors) else unknown).append(arm)
+    cells = [(dict(zip(factors, values, strict=True)), arms) for values, arms in found.items()]
+    return [Cell(replace(study, arms=[*arms, *unknown]), values) for values, arms in cells] or [Cell(study, {})]
+
+
+def _value_of(arm: Arm, factor: str) -> str | None:
+    if arm.found is None:
+        return next((word.partition("=")[2] for word in arm.words if word.startswith(f"{factor}=")), None)
+    if factor == CORPUS:
+        return arm.found.texts["data.corpus"]
+    value = arm.found.settings.get(factor)
+    return None if value is None else typed_value(value)
+
+
+def shown_tables(tables: Sequence[Table]) -> Iterator[Table]:
+    """The tables as views show them: those of a study and base with many cells as one, its rows named by their cell."""
+    for _, same in groupby(tables, key=lambda table: (table.study, table.base, bool(table.cell))):
+        cells = list(same)
+        if cells[0].cell and len(cells) > MAX_CELLS:
+            yield _in_one(cells)
+        else:
+            yield from cells
+
+
+def _in_one(cells: Sequence[Table]) -> Table:
+    first = cells[0]
+    rows = [
+        replace(row, name=f"{table.title}: {table.base if row.name == BASE_ROW else row.name}")
+        for table in cells
+        for row in table.rows
+    ]
+    return replace(
+        first,
+        title=f"{len(cells)} cells of {', '.join(first.cell)}; each row against its own cell's base",
+        rows=rows,
+        findings={},
+        seeds=sorted(set(chain.from_iterable(table.seeds for table in cells))),
+        set_aside=list(dict.fromkeys(chain.from_iterable(table.set_aside for table in cells))),
+        warnings=list(dict.fromkeys(chain.from_iterable(table.warnings for table in cells))),
+        commits=sorted(set(chain.from_iterable(table.commits for table in cells))),
+        sizes={key: value for key, value in first.sizes.items() if f"model.{key}" not in first.cell},
+        prior_variance=None,
+        prior_df=None,
+        rungs=first.rungs if all(table.rungs == first.rungs for table in cells) else None,
+        curves=[],
+        by_position=None,
+        by_knowledge=None,
+        samples=[],
+        shared=[],
+    )

@@ -1,0 +1,198 @@
+"""Exam cards: the claims of an axis's parts, as the study registered them, held against what it measured."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from anatomy.axes import SWAPPED_AXES
+from anatomy.files import is_plain_name, read_array
+from anatomy.measures_file import read_measures
+from anatomy.report.cells import cells_of
+from anatomy.report.data import FINAL, Card, Examined, MapCell, Rungs, Series
+from anatomy.report.gather import DAMAGE, Arm, Run, Study
+from anatomy.report.material import DIVERGED, PLATEAU, TRAINED, Material
+from anatomy.report.measure import rung_of
+from anatomy.report.rules import RULES
+from anatomy.runs import FINISHED, finite, read_json, read_record
+
+PLATEAU_RUNG = 1.5  # below: nearer to a table of single characters than to one of pairs
+POSITIONS_FILE, DIAGNOSTICS_FILE = "position_losses.npy", "diagnostics.json"
+
+FindRungs = Callable[[Run], Rungs | None]
+
+
+def make_card(study: Study, margin_nats: float, find_rungs: FindRungs) -> Card | None:
+    """The card of a study that is an exam, None of any other. What is damaged is as if it were not there."""
+    axis = study.spec.get("exam")
+    if axis not in SWAPPED_AXES:
+        return None
+    finished = [arm for arm in study.arms if arm.found and arm.status in FINISHED]
+    runs = [arm.found for arm in finished if arm.found]
+    lengths = {run.name: _lengths(study.runs / run.name) for run in runs}
+    factors = study.spec.get("factors") or []
+    material = Material(
+        axis=axis,
+        arms=finished,
+        factors=factors if isinstance(factors, list) else [],
+        margin_nats=margin_nats,
+        metric=FINAL,
+        at_length=lambda run: lengths.get(run.name, {}),
+        map=_map(study, axis, find_rungs),
+        timed=read_measures(study.runs.parent / "studies" / study.name) if is_plain_name(study.name) else None,
+    )
+    question = study.spec.get("question")
+    return Card(
+        study=study.name,
+        axis=axis,
+        question=question if isinstance(question, str) else None,
+        scenario=_scenario(runs),
+        claims=[_examine(claim, material) for claim in _registered(study.spec.get("claims"))],
+        margin_nats=margin_nats,
+        trained_at=next((ctx for run in runs if isinstance(ctx := run.settings.get("model.ctx_len"), int)), None),
+        by_length=_by_length(study, finished, lengths),
+        by_position=_by_position(study, finished, lengths),
+        map=material.map,
+        timed=material.timed,
+    )
+
+
+def _registered(claims: Any) -> list[Mapping[str, str]]:
+    """The claims in a study's spec that are sound, in their order."""
+    keys = ("part", "claim", "text", "source")
+    found = claims if isinstance(claims, list) else []
+    return [one for one in found if isinstance(one, Mapping) and all(isinstance(one.get(key), str) for key in keys)]
+
+
+def _examine(claim: Mapping[str, str], material: Material) -> Examined:
+    said = {key: claim[key] for key in ("part", "claim", "text", "source")}
+    rule = RULES.get(claim["claim"])
+    if rule is None:
+        return Examined(**said, rule="", verdict=None, measured=[], note="there is no rule for this claim")
+    found = rule.judge(material)
+    words = rule.words.format(margin=f"{material.margin_nats:g}")
+    return Examined(**said, rule=words, verdict=found.verdict, measured=found.measured, note=found.note)
+
+
+def _scenario(runs: Sequence[Run]) -> str:
+    """What was trained, in a line; values that differ between the runs stand side by side."""
+    keys = {"model.d_model": "{} wide", "model.n_layer": "{} layers", "model.ctx_len": "context {}"}
+    keys |= {"train.batch_size": "batch {}", "train.steps": "{} steps"}
+    values = {key: list(dict.fromkeys(run.settings.get(key) for run in runs)) for key in keys}
+    told = [
+        keys[key].format(" or ".join(map(str, some))) for key, some in values.items() if some and key != "train.steps"
+    ]
+    steps = [int(step) for step in values["train.steps"] if isinstance(step, int)]
+    told += [f"{min(steps):,} steps" if len(steps) == 1 else f"{min(steps):,} to {max(steps):,} steps"] if steps else []
+    texts = list(dict.fromkeys(text for run in runs if (text := run.texts["data.corpus"])))
+    seeds = len({run.seed for run in runs})
+    return ", ".join([*texts, *told, f"{len(runs)} runs, {seeds} seed{'s' * (seeds != 1)}"]) if runs else "no runs yet"
+
+
+# ------------------------------------------------------------------------------------------------ lengths
+
+
+def _lengths(folder: Path) -> dict[int, float | None]:
+    """A run's test loss by length of the window."""
+    try:
+        by_length = (read_record(folder) or {}).get("test_loss_nats_at_length") or {}
+        return {int(length): None if loss is None else finite(float(loss)) for length, loss in by_length.items()}
+    except DAMAGE:
+        return {}
+
+
+def _rows(study: Study, arms: Sequence[Arm]) -> dict[tuple[str, str], list[Run]]:
+    """Base and the words asked for -> its finished runs, so that a picture has a line for each."""
+    rows: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for arm in arms:
+        if arm.base is not None and arm.found and arm.found.status == "done":
+            rows[arm.base, arm.asked].append(arm.found)
+    return rows
+
+
+def _by_length(study: Study, arms: Sequence[Arm], lengths: Mapping[str, Mapping[int, float | None]]) -> list[Series]:
+    found = []
+    for (base, asked), runs in _rows(study, arms).items():
+        several = [lengths[run.name] for run in runs if lengths[run.name]]
+        at = sorted(set[int]().union(*several))
+        columns = [[losses.get(length) for losses in several] for length in at]
+        if at:
+            found.append(_series(base, asked, at, columns))
+    return found
+
+
+def _by_position(study: Study, arms: Sequence[Arm], lengths: Mapping[str, Mapping[int, float | None]]) -> list[Series]:
+    """Mean loss over positions 1, 2, 3-4, 5-8, ... of the longest windows; x is the last position of a bin."""
+    found = []
+    for (base, asked), runs in _rows(study, arms).items():
+        arrays = [read_array(study.runs / run.name / POSITIONS_FILE) for run in runs if lengths[run.name]]
+        sound = [a for a in arrays if a is not None and a.ndim == 1 and a.size and np.isfinite(a).all()]
+        if not sound:
+            continue
+        size = min(len(array) for array in sound)
+        edges = [0, *(2**power for power in range(size.bit_length()) if 2**power < size), size]
+        columns = [[float(array[start:stop].mean()) for array in sound] for start, stop in pairwise(edges)]
+        found.append(_series(base, asked, edges[1:], columns))
+    return found
+
+
+def _series(base: str, row: str, x: Sequence[float], columns: Sequence[Sequence[float | None]]) -> Series:
+    def over(summary: Callable[[list[float]], float]) -> list[float | None]:
+        return [summary([y for y in column if y is not None]) if None not in column else None for column in columns]
+
+    return Series(base, row, x, over(fmean), over(min), over(max))
+
+
+# ------------------------------------------------------------------------------------------------ map
+
+
+def _map(study: Study, axis: str, find_rungs: FindRungs) -> list[MapCell]:
+    """How the runs of each base and part ended in each cell."""
+    found = []
+    for cell in cells_of(study):
+        by_row: dict[tuple[str, str], list[Run]] = defaultdict(list)
+        for arm in cell.study.arms:
+            if cell.values and arm.base is not None and arm.found and arm.found.status in FINISHED:
+                by_row[arm.base, arm.found.parts[axis]].append(arm.found)
+        for (base, part), runs in by_row.items():
+            once = list({run.name: run for run in runs}.values())
+            losses = [loss for run in once if (loss := run.numbers[FINAL]) is not None]
+            found.append(
+                MapCell(
+                    base=base,
+                    part=part,
+                    factors=cell.values,
+                    outcomes=dict(Counter(_outcome(run, find_rungs) for run in once)),
+                    loss_nats=fmean(losses) if losses else None,
+                    gradients=_gradients([study.runs / run.name for run in once]),
+                )
+            )
+    return found
+
+
+def _outcome(run: Run, find_rungs: FindRungs) -> str:
+    rungs, loss, num_symbols = find_rungs(run), run.numbers[FINAL], run.numbers["data.vocab_size"]
+    if run.status == "diverged" or loss is None:
+        return DIVERGED
+    if rungs is None or not num_symbols:
+        return TRAINED
+    return PLATEAU if rung_of(loss, rungs, num_symbols) < PLATEAU_RUNG else TRAINED
+
+
+def _gradients(folders: Sequence[Path]) -> list[float]:
+    """The gradient norm at the start of each block, attention and FFN together, mean over runs."""
+    by_run = [norms for folder in folders if (norms := _gradient_norms(folder))]
+    return [fmean(norms) for norms in zip(*by_run, strict=False)]
+
+
+def _gradient_norms(folder: Path) -> list[float]:
+    try:
+        start = (read_json(folder / DIAGNOSTICS_FILE, "file of diagnostics") or {})["gradients"]["start"]
+        return [math.hypot(attn, ffn) for attn, ffn in zip(start["attn"], start["ffn"], strict=True)]
+    except DAMAGE:
+        return []

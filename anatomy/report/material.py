@@ -1,0 +1,102 @@
+"""What an exam's rules read: the runs of a study by base and part, how they ended, and what was timed beside them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from anatomy.axes import AXES, BASES, Parts
+from anatomy.measures_file import Measures
+from anatomy.report.attribution import estimate
+from anatomy.report.data import Estimate, MapCell, Quantity
+from anatomy.report.gather import Arm, Run
+
+Knobs = Mapping[str, float]
+NO_KNOBS: Knobs = {}
+TRAINED, PLATEAU, DIVERGED = "trained", "plateau", "diverged"
+
+
+@dataclass(frozen=True)
+class Material:
+    """An exam's arms and what belongs to them.
+
+    factors    by which a map parts the runs; empty where there is none
+    at_length  a run's test loss by length of the window, None past the last position of its model
+    map        how runs ended, where there are factors
+    timed      the study's measures, None where there are none
+    """
+
+    axis: str
+    arms: Sequence[Arm]
+    factors: Sequence[str]
+    margin_nats: float
+    metric: str
+    at_length: Callable[[Run], Mapping[int, float | None]]
+    map: Sequence[MapCell]
+    timed: Measures | None
+
+    @cached_property
+    def bases(self) -> list[str]:
+        return list(dict.fromkeys(arm.base for arm in self.arms if arm.base is not None))
+
+    def runs(self, base: str, part: str, match: str | None = None, knobs: Knobs = NO_KNOBS) -> dict[int, Run]:
+        """Seed -> the finished run of a base with a part on the exam's axis, matched so, with these knobs of it."""
+        wanted = {**BASES[base], self.axis: part}
+        found: dict[int, Run] = {}
+        for arm in self.arms:
+            run = arm.found
+            if run is None or run.status != "done" or arm.base != base or arm.match != match:
+                continue
+            if is_alike(run.parts, wanted, self.factors) and all(
+                run.settings.get(f"{self.axis}.{knob}") == value for knob, value in knobs.items()
+            ):
+                found.setdefault(run.seed, run)
+        return found
+
+    def difference(self, part: str, other: str, match: str | None = None, knobs: Knobs = NO_KNOBS) -> list[Quantity]:
+        """Test loss with `part` minus with `other`, in nats: the mean over all bases, taken seed by seed, then each
+        base's own. Empty where no seed has all of it."""
+        by_base = {base: self._paired(base, part, other, match, knobs) for base in self.bases}
+        seeds = set.intersection(*(set(pairs) for pairs in by_base.values())) if by_base else set()
+        over_bases = [fmean(pairs[seed] for pairs in by_base.values()) for seed in sorted(seeds)]
+        what = f"{part} minus {other}"
+        found = [nats(f"{what}, mean over {' and '.join(self.bases)}", estimate(over_bases))] if over_bases else []
+        if len(by_base) > 1:
+            found += [nats(f"{what} in {base}", estimate(list(pairs.values()))) for base, pairs in by_base.items()]
+        return found if over_bases else []
+
+    def _paired(self, base: str, part: str, other: str, match: str | None, knobs: Knobs) -> dict[int, float]:
+        mine, theirs = self.runs(base, part, match, knobs), self.runs(base, other, match)
+        losses = {
+            seed: (mine[seed].numbers[self.metric], theirs[seed].numbers[self.metric])
+            for seed in mine
+            if seed in theirs
+        }
+        return {seed: one - two for seed, (one, two) in losses.items() if one is not None and two is not None}
+
+    def rise(self, part: str, length: int, start: int, knobs: Knobs = NO_KNOBS) -> Quantity | None:
+        """Test loss with windows of `length` minus that with windows of `start`, mean over bases, seed by seed."""
+        by_base = [
+            {seed: self.at_length(run) for seed, run in self.runs(base, part, None, knobs).items()}
+            for base in self.bases
+        ]
+        rises = []
+        for seed in sorted(set.intersection(*map(set, by_base)) if by_base else ()):
+            pairs = [(losses[seed].get(length), losses[seed].get(start)) for losses in by_base]
+            both = [long - short for long, short in pairs if long is not None and short is not None]
+            if len(both) == len(pairs):
+                rises.append(fmean(both))
+        found = estimate(rises)
+        return nats(f"{part}: loss at {length} minus at {start}", found) if found else None
+
+
+def is_alike(parts: Parts, wanted: Parts, factors: Sequence[str]) -> bool:
+    """Whether parts agree on every axis that is no factor."""
+    return all(parts[axis] == wanted[axis] for axis in AXES if axis not in factors)
+
+
+def nats(what: str, found: Estimate | None) -> Quantity:
+    """An estimate as a quantity. Raises ValueError if there is none."""
+    if found is None:
+        raise ValueError(f"{what}: nothing was estimated")
+    return Quantity(what, found.nats, found.ci_low, found.ci_high, "nats")
