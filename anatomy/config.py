@@ -10,10 +10,10 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from anatomy.axes import BASES, SWAPPED_AXES, VALUE_AXES
+from anatomy.axes import AXES, BASES, SWAPPED_AXES, VALUE_AXES
 from anatomy.ranges import Count, Natural, NotNegative, Positive, Share, ShareBelowOne
 
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -66,6 +66,35 @@ class CorpusConfig(Section):
 
 class SampleConfig(Section):
     prompt: str | None
+
+
+Predicted = Annotated[float, Field(ge=-100, le=100)] | None
+"""A difference of losses in nats per character."""
+
+
+class Predictions(Section):
+    """What swapping an axis alone is thought to do to the base's loss, said before it is run."""
+
+    norm: Predicted = None
+    placement: Predicted = None
+    pos: Predicted = None
+    attn: Predicted = None
+    ffn: Predicted = None
+    bias: Predicted = None
+    tying: Predicted = None
+    init: Predicted = None
+
+    def by_axis(self) -> dict[str, float]:
+        """Axis -> nats, of the axes that something is said of."""
+        return {axis: nats for axis in AXES if (nats := getattr(self, axis)) is not None}
+
+
+Diagnostic = Literal["gradients", "activations", "attention", "copying"]
+
+
+def _listed(value: Any) -> Any:
+    """A list as the schema has it; a bare word is a list of one."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 class TuneSpec(Section):
@@ -121,6 +150,8 @@ class Config(Section):
     eval: EvalConfig
     corpus: CorpusConfig
     sample: SampleConfig
+    diagnostics: Annotated[tuple[Diagnostic, ...], BeforeValidator(_listed)] = ()
+    predict: Predictions = Predictions()
     study: StudySpec | None = None
 
     @property

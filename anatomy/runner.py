@@ -20,6 +20,7 @@ import safetensors.torch
 import torch
 from omegaconf import OmegaConf
 
+from anatomy import diagnostics
 from anatomy.build import build_model, derived
 from anatomy.config import Config
 from anatomy.corpus import BatchOrder, Corpus, Part, load_corpus
@@ -119,15 +120,21 @@ def run(job: Job, overrides: Sequence[str], watcher: Watcher | None = None) -> d
     A run that was cut goes on from its last evaluation. Whatever goes wrong inside is recorded: `failed` with the
     traceback in run.log, `diverged`, or `interrupted` (and KeyboardInterrupt raised on).
 
-    Raises: runs.Busy where another process owns the folder.
+    The diagnostics that are asked for and not there yet are added to a run that has ended, however long ago.
+
+    Raises: runs.Busy where another process owns the folder; UserError where diagnostics cannot be had.
     """
     with owned(job.folder):
-        if not job.config.force and (record := finished_record(job)):
+        record = None if job.config.force else finished_record(job)
+        if record is not None:
             (job.folder / "state.pt").unlink(missing_ok=True)  # left if the end was cut between record and removal
-            return record
-        _clear(job.folder, everything=job.config.force)
-        with _logging_to(job.folder / "run.log"):
-            return _Run(job, overrides, watcher).carry_out()
+        else:
+            _clear(job.folder, everything=job.config.force)
+            with _logging_to(job.folder / "run.log"):
+                record = _Run(job, overrides, watcher).carry_out()
+        if record["status"] in FINISHED and (kinds := diagnostics.lacking(job.folder, job.config.diagnostics)):
+            diagnostics.diagnose(job.folder, record, job.config, job.corpus, job.device, kinds)
+        return record
 
 
 def finished_record(job: Job) -> dict[str, Any] | None:
@@ -327,13 +334,13 @@ class _Run:
             ids = corpus.vocabulary.encode(config.sample.prompt)
         continued = continue_ids(
             model,
-            torch.from_numpy(ids.astype(np.int64)).to(self.job.device),
+            torch.from_numpy(ids.astype(np.int64))[None].to(self.job.device),
             num_tokens=SAMPLE_CHARS,
             window=config.model.ctx_len,
             temperature=SAMPLE_TEMPERATURE,
             generator=torch.Generator().manual_seed(config.seed),
         )
-        return corpus.vocabulary.decode(continued.cpu().numpy())
+        return corpus.vocabulary.decode(continued[0].cpu().numpy())
 
     # ------------------------------------------------------------------------------------ files
 
@@ -369,9 +376,9 @@ class _Run:
 
 
 def _clear(folder: Path, *, everything: bool) -> None:
-    """Remove what a killed writer left behind; for a run that starts afresh, all that was there."""
+    """Remove what a killed writer left behind, and what was made of a former end; of a run that starts afresh, all."""
     for path in folder.iterdir():
-        if path.name != ".lock" and (everything or path.name.startswith(".")):
+        if path.name != ".lock" and (everything or path.name.startswith(".") or path.name == diagnostics.FILE):
             path.unlink()
 
 

@@ -10,7 +10,7 @@ Nothing here imports torch: the report reads the pool where PyTorch is not insta
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ Status = Literal["running", "done", "failed", "diverged", "interrupted"]
 FINISHED: tuple[Status, ...] = ("done", "diverged")  # a diverged run is a result; it is not run again
 
 # Keys of a resolved config that name a run without changing what it computes; what `match` solves counts, not the word.
-LABELS = ("base", "scale", "study", "output_dir", "force", "dry_run", "match")
+LABELS = ("base", "scale", "study", "output_dir", "force", "dry_run", "match", "diagnostics", "predict")
 
 ADHOC = "adhoc"  # the study of runs asked for one by one
 PROMISES = ("question", "metric", "margin", "looks", "tune")  # of a spec: what a study says before it starts
@@ -164,7 +164,10 @@ def finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One arm and seed of a study, as asked for. `run` is null where the request itself was refused (`error`)."""
+    """One arm and seed of a study, as asked for. `run` is null where the request itself was refused (`error`).
+
+    prediction   the axis that alone is swapped -> the difference to the base, in nats, that was said before the run
+    """
 
     base: str
     swap: str
@@ -206,11 +209,23 @@ def record_entries(folder: Path, spec: Mapping[str, Any], entries: Sequence[Entr
         asked = {_request(entry): entry for entry in map(asdict, entries)}
         manifest["amendments"] = manifest.get("amendments", [])  # manifests from before there were any lack the key
         if folder.name != ADHOC:  # which collects single requests and promises nothing
-            changes = [*_spec_changes(manifest, spec), *_run_changes(known, asked)]
+            changes = [*_spec_changes(manifest, spec), *_run_changes(known, asked), *_second_thoughts(known, asked)]
             manifest["amendments"] += [{"at": now, "what": what} for what in changes]
         added = {request: known[request].get("added") if request in known else now for request in asked}
         known |= {request: {**entry, "added": added[request]} for request, entry in asked.items()}
+        _keep_predictions(known.values(), [*manifest["entries"], *asked.values()])
         write_json(folder / "study.json", {**manifest, "entries": list(known.values())})
+
+
+def _keep_predictions(entries: Iterable[dict[str, Any]], said: Iterable[Mapping[str, Any]]) -> None:
+    """Give all seeds of an arm what was last said of it: who asks for an arm again need not say so again."""
+    predictions = {_arm(entry): entry["prediction"] for entry in said if entry.get("prediction") is not None}
+    for entry in entries:
+        entry["prediction"] = predictions.get(_arm(entry))
+
+
+def _arm(entry: Mapping[str, Any]) -> str:
+    return arm_words(entry["base"], entry["swap"], entry["overrides"])
 
 
 def spec_sha256(spec: Mapping[str, Any]) -> str:
@@ -233,8 +248,16 @@ def _run_changes(known: Mapping[Any, Mapping[str, Any]], asked: Mapping[Any, Map
     for request, entry in asked.items():
         old, new = known.get(request, entry)["run"], entry["run"]
         if old is not None and old != new:
-            words = arm_words(entry["base"], entry["swap"], entry["overrides"])
-            yield f"{words} seed={entry['seed']}: {old} -> {new or 'refused'}"
+            yield f"{_arm(entry)} seed={entry['seed']}: {old} -> {new or 'refused'}"
+
+
+def _second_thoughts(known: Mapping[Any, Mapping[str, Any]], asked: Mapping[Any, Mapping[str, Any]]) -> Iterator[str]:
+    """The arms that something else is predicted for than before."""
+    old = {_arm(entry): entry["prediction"] for entry in known.values() if entry.get("prediction") is not None}
+    new = {_arm(entry): entry["prediction"] for entry in asked.values() if entry["prediction"] is not None}
+    for words, prediction in new.items():
+        if words in old and old[words] != prediction:
+            yield f"{words}: predicted {canonical_json(old[words])} -> {canonical_json(prediction)}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Let a model go on with a text."""
+"""Let a model go on with texts."""
 
 import torch
 from torch import Tensor
@@ -8,9 +8,9 @@ from anatomy.model import Transformer
 
 
 def continue_ids(
-    model: Transformer, ids: Tensor, *, num_tokens: int, window: int, temperature: float, generator: torch.Generator
+    model: Transformer, ids_BT: Tensor, *, num_tokens: int, window: int, temperature: float, generator: torch.Generator
 ) -> Tensor:
-    """Append `num_tokens` sampled tokens to ids (T,), each drawn from softmax(logits / temperature).
+    """Append `num_tokens` sampled tokens to each of B texts, each drawn from softmax(logits / temperature).
 
     The model sees the last `window` tokens. The draws come from `generator`, one a token, and from nowhere else.
 
@@ -18,9 +18,10 @@ def continue_ids(
     """
     with evaluating(model):
         for _ in range(num_tokens):
-            logits = model(ids[None, -window:])[0, -1].float()
-            if not logits.isfinite().all():
+            logits_BV = model(ids_BT[:, -window:])[:, -1].float()
+            if not logits_BV.isfinite().all():
                 raise ValueError("the model's logits are not finite: there is nothing to draw from")
-            probabilities = (logits / temperature).softmax(-1).cpu()
-            ids = torch.cat([ids, torch.multinomial(probabilities, 1, generator=generator).to(ids.device)])
-    return ids
+            probabilities = (logits_BV / temperature).softmax(-1).cpu()
+            drawn = torch.multinomial(probabilities, 1, generator=generator)
+            ids_BT = torch.cat([ids_BT, drawn.to(ids_BT.device)], dim=1)
+    return ids_BT

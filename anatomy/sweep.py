@@ -8,9 +8,9 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
@@ -20,10 +20,13 @@ from hydra.core.utils import JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
+from anatomy.about import claims_on, without_about
 from anatomy.build import part_faults
 from anatomy.compose import Asked, Request
 from anatomy.config import Config, StudySpec, parse_config
+from anatomy.diagnostics import lacking
 from anatomy.errors import UserError
+from anatomy.predictions import Prediction, prediction_for, refuse_afterthoughts, refuse_idle
 from anatomy.proof import Prover
 from anatomy.record import tokens_after
 from anatomy.runner import Job, finished_record, prepare, run
@@ -32,23 +35,34 @@ from anatomy.steptimes import StepTimes
 
 NO_STUDY = StudySpec(name=ADHOC, question="Runs asked for one by one.")
 NOMINAL_FLOPS_PER_S, NOMINAL_STEP_S = 75e9, 0.013  # of one thread; finished runs tell how far this machine is off
+DIAGNOSIS_S = 5.0  # about what all diagnostics of a run that is done take
 
 Outcome = Literal["done", "diverged", "failed", "interrupted", "running", "planned", "refused"]
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of a plan: what was asked, the job it comes to or the reason why it was refused."""
+    """One run of a plan: what was asked, the job it comes to or the reason why it was refused.
+
+    lacks   diagnostics that were asked for and that a run which is done does not have yet
+    """
 
     request: Request
     config: Config
     job: Job | None
     error: str | None
     was_done: bool
+    lacks: Sequence[str] = ()
+    prediction: Prediction | None = None
 
     @property
     def to_do(self) -> bool:
-        return self.job is not None and not self.was_done
+        return self.job is not None and (not self.was_done or bool(self.lacks))
+
+    @property
+    def arm(self) -> str:
+        """The arm as one would type it."""
+        return arm_words(self.config.base, self.request.swap_words, self.request.overrides)
 
     def record(self) -> dict[str, Any] | None:
         """What the pool has of the run now; a damaged record counts as none."""
@@ -93,16 +107,25 @@ class Plan:
     def about_seconds(self) -> float:
         """A guess of how long the runs to do will take, from what finished runs of the plan took."""
         known = [seconds / _nominal_s(planned) for planned in self.runs if (seconds := _seconds(planned))]
-        seconds = sum(map(_nominal_s, self.to_do)) * (statistics.median(known) if known else 1)
+        pace = statistics.median(known) if known else 1
+        seconds = sum(DIAGNOSIS_S if p.was_done else _nominal_s(p) * pace for p in self.to_do)
         return seconds / min(self.num_workers, max(1, len(self.to_do)))
 
     def __str__(self) -> str:
         """`36 runs: 12 done, 24 to do, about 5 min`."""
-        counts = Counter("refused" if p.job is None else "done" if p.was_done else "to do" for p in self.runs)
+        counts = Counter("refused" if p.job is None else "to do" if p.to_do else "done" for p in self.runs)
         parts = [f"{counts[word]} {word}" for word in ("done", "to do", "refused") if counts[word]]
         about = [f"about {_duration(self.about_seconds())}"] if self.to_do else []
         runs = "1 run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
         return f"{runs}: {', '.join(parts + about)}"
+
+    def predictions(self) -> list[str]:
+        """A line a prediction: what is predicted, and for which arms."""
+        arms: dict[str, dict[str, None]] = {}
+        for planned in self.runs:
+            for axis, nats in (planned.prediction or {}).items():
+                arms.setdefault(f"predict.{axis}={nats:g}", {})[planned.arm] = None
+        return [f"{predicted} is for {'; '.join(rows)}" for predicted, rows in arms.items()]
 
 
 def make_plan(asked: Asked, requests: Sequence[Request] | None = None) -> Plan:
@@ -124,11 +147,16 @@ def make_plan(asked: Asked, requests: Sequence[Request] | None = None) -> Plan:
     layout = Layout(Path(checked[0].output_dir))
     prover, step_times = Prover() if asked.is_sweep else None, StepTimes(layout)
     runs = tuple(
-        _plan_run(request, config, prover, step_times) for request, config in zip(requests, checked, strict=True)
+        replace(_plan_run(request, config, prover, step_times), prediction=prediction_for(config, checked[0].base))
+        for request, config in zip(requests, checked, strict=True)
     )
     if all(planned.job is None for planned in runs):
         raise UserError("\n".join(dict.fromkeys(str(planned.error) for planned in runs)))
-    return Plan(runs, checked[0].study or NO_STUDY, asked, layout, step_times)
+    study = checked[0].study or NO_STUDY
+    refuse_idle(checked[0], [planned.prediction for planned in runs])
+    predicted = [(p.arm, p.prediction, p.job.name if p.job else None) for p in runs if p.prediction]
+    refuse_afterthoughts(layout, study.name, predicted)
+    return Plan(runs, study, asked, layout, step_times)
 
 
 def _plan_run(request: Request, config: Config, prover: Prover | None, step_times: StepTimes) -> Planned:
@@ -138,11 +166,12 @@ def _plan_run(request: Request, config: Config, prover: Prover | None, step_time
             raise UserError(fault)
         job = prepare(config, request.resolved, step_times)
         was_done = not config.force and finished_record(job) is not None
+        lacks = lacking(job.folder, config.diagnostics) if was_done else ()
         if prover and not was_done and (faults := prover.faults(config, len(job.corpus.vocabulary))):
             raise UserError("\n".join(faults))
     except UserError as error:
         return Planned(request, config, None, str(error), was_done=False)
-    return Planned(request, job.config, job, None, was_done)
+    return Planned(request, job.config, job, None, was_done, lacks)
 
 
 def write_manifest(plan: Plan) -> None:
@@ -158,7 +187,7 @@ def write_manifest(plan: Plan) -> None:
             swap=planned.request.swap_words,
             overrides=planned.request.overrides,
             seed=planned.config.seed,
-            prediction=None,
+            prediction=planned.prediction,
             run=planned.job.name if planned.job else None,
             error=planned.error,
         )
@@ -168,6 +197,8 @@ def write_manifest(plan: Plan) -> None:
     arms = dict.fromkeys(arm_words(each.resolved["base"], each.swap_words, each.overrides) for each in asked)
     seeds = sorted({each.resolved["seed"] for each in asked} | set(plan.asked.study_seeds))
     spec = {**plan.study.model_dump(mode="json"), "arms": list(arms), "seeds": seeds}
+    if plan.study.exam:
+        spec["claims"] = claims_on(plan.study.exam)
     record_entries(plan.layout.study(plan.study.name), spec, entries)
 
 
@@ -190,7 +221,7 @@ def launch(plan: Plan) -> list[str]:
 
 def task(config: DictConfig) -> str:
     """Carry out one job of a sweep, in whatever process the launcher chose; its status, as the record has it."""
-    resolved: Any = OmegaConf.to_container(config, resolve=True)
+    resolved = without_about(cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)))
     checked, faults = parse_config(resolved)
     if checked is None:
         raise UserError("\n".join(faults))

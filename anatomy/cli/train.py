@@ -1,12 +1,14 @@
 """anatomy-train: train one composition, or sweep. Speaks Hydra's override grammar; naming a study makes it a sweep."""
 
 import sys
-from pathlib import Path
+import textwrap
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from anatomy import __version__
+from anatomy.about import about, offered, top_comment
+from anatomy.axes import SWAPPED_AXES
 from anatomy.cli.common import DONE, FAILED, INTERRUPTED, console, printable, refuse, steady_output
 from anatomy.errors import UserError
 from anatomy.files import CONF
@@ -42,14 +44,18 @@ GROUPS = (
     "corpus",
     "study",
 )
+HELP_COLUMNS = 100
 
 
 def help_text() -> str:
     """Usage, every choice with its one-line comment, and the settings, read from the YAML files as they stand."""
     lines = [USAGE]
     for group in GROUPS:
-        files = sorted((CONF / group).glob("*.yaml"))
-        lines += [f"{group}=", *(f"  {file.stem:<16} {_comment(file)}" for file in files)]
+        lines.append(f"{group}=")
+        for name in offered(group):
+            lines.append(f"  {name:<16} {top_comment(CONF / group / f'{name}.yaml')}")
+            if group in SWAPPED_AXES:
+                lines += _claims(group, name)
     settings = (CONF / "config.yaml").read_text(encoding="utf-8").split("\n\n", 1)[1].split("\n\nhydra:")[0]
     train = (CONF / "train" / "default.yaml").read_text(encoding="utf-8")
     return "\n".join(
@@ -57,9 +63,19 @@ def help_text() -> str:
     )
 
 
-def _comment(file: Path) -> str:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return next((line[2:] for line in lines if line.startswith("# ") and "@package" not in line), "")
+def _claims(axis: str, part: str) -> list[str]:
+    """What is claimed of a part, and by whom, as it stands under its name."""
+    return [
+        line
+        for claim in about(axis, part).claims.values()
+        for line in textwrap.wrap(
+            f"claim: {claim.text} ({claim.source})",
+            HELP_COLUMNS,
+            initial_indent=" " * 19,
+            subsequent_indent=" " * 21,
+            break_on_hyphens=False,
+        )
+    ]
 
 
 def main() -> None:
@@ -105,6 +121,8 @@ def _main(words: list[str]) -> int:
             out.print(f"{stage.title}: {plan}")
             for note in stage.notes:
                 out.print(note)
+        for line in plan.predictions():
+            out.print(line)
         if dry_run:
             for line in reasons([planned for planned in plan.runs if planned.job is None]):
                 out.print(line)
@@ -136,7 +154,8 @@ def _single(plan: "Plan") -> int:
         out.print(f"note: {note}")
     out.print(f"{sum(job.model.num_params_by_axis().values()):,} parameters, {_sizes(job)}")
     if planned.was_done:
-        out.print("done before; force=true runs it again")
+        missing = f"; now measured: {', '.join(planned.lacks)}" if planned.lacks else ""
+        out.print(f"done before; force=true runs it again{missing}")
     try:
         with RunProgress(out, planned.config.train.steps) as progress:
             record = run(job, planned.request.overrides, progress)

@@ -10,7 +10,8 @@ from anatomy.rates import RATE
 Words = frozenset[str]
 """The words that ask for an arm, without the seed and what is of the command."""
 
-OF_NO_ARM = ("seed", "study", "output_dir", "force", "dry_run")
+OF_NO_ARM = ("seed", "study", "output_dir", "force", "dry_run", "diagnostics")
+NO_ARMS_SECTIONS = ("study.", "predict.")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Plan:
 def words_of(words: Iterable[str]) -> Words:
     """An arm's words so that two ways to type it compare equal: without what is not its own, or changes nothing."""
     bare = (word.lstrip("+") for word in words)
-    kept = (word for word in bare if word.partition("=")[0] not in OF_NO_ARM and not word.startswith("study."))
+    kept = (word for word in bare if word.partition("=")[0] not in OF_NO_ARM and not word.startswith(NO_ARMS_SECTIONS))
     return frozenset(re.sub(r"[\[\]]", "", word) for word in kept) - {"swap=none", "match=null"}
 
 
