@@ -42,9 +42,15 @@ def cells_of(study: Study) -> list[Cell]:
     unknown: list[Arm] = []
     for arm in study.arms:
         values = [value for factor in factors if (value := _value_of(arm, factor)) is not None]
-        (found.setdefault(tuple(values), []) if len(values) == len(factors) else unknown).append(arm)
+        (found.setdefault(tuple(values), []) if len(values) == len(factors) else unknown).append(_without(factors, arm))
     cells = [(dict(zip(factors, values, strict=True)), arms) for values, arms in found.items()]
     return [Cell(replace(study, arms=[*arms, *unknown]), values) for values, arms in cells] or [Cell(study, {})]
+
+
+def _without(factors: Sequence[str], arm: Arm) -> Arm:
+    """The arm with the factors left out of what it was asked for: its cell says them."""
+    words = [word for word in arm.asked.split(" ") if word.partition("=")[0] not in factors]
+    return replace(arm, asked=" ".join(words) or "base")
 
 
 def _value_of(arm: Arm, factor: str) -> str | None:

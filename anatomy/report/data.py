@@ -325,6 +325,18 @@ class Examined:
 
 
 @dataclass(frozen=True)
+class PartLoss:
+    """Test loss of what was asked for in a base: mean, least and greatest over seeds, in nats."""
+
+    base: str
+    row: str
+    mean: float
+    low: float
+    high: float
+    num_seeds: int
+
+
+@dataclass(frozen=True)
 class Series:
     """A line of a picture: y at each x, None where there is nothing, with least and greatest over seeds."""
 
@@ -359,7 +371,9 @@ class Card:
 
     scenario  what was trained, in a line
     trained_at   the context length of the runs
-    losses    test loss by length of the window (`by_length`), and by position in the longest (`by_position`)
+    losses    test loss by base and what was asked for; empty where there is a map
+    by_length, by_position   of exams that test at several lengths: loss by length of the window over the same target
+              characters, and by position in the longest windows, where x is the last position of a bin
     map       how runs ended, by factor
     timed     what was timed beside the runs
     """
@@ -371,6 +385,7 @@ class Card:
     claims: Sequence[Examined]
     margin_nats: float
     trained_at: int | None
+    losses: Sequence[PartLoss]
     by_length: Sequence[Series]
     by_position: Sequence[Series]
     map: Sequence[MapCell]

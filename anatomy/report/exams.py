@@ -14,7 +14,7 @@ from anatomy.axes import SWAPPED_AXES
 from anatomy.files import is_plain_name, read_array
 from anatomy.measures_file import read_measures
 from anatomy.report.cells import cells_of
-from anatomy.report.data import FINAL, Card, Examined, MapCell, Rungs, Series
+from anatomy.report.data import FINAL, Card, Examined, MapCell, PartLoss, Rungs, Series
 from anatomy.report.gather import DAMAGE, Arm, Run, Study
 from anatomy.report.material import DIVERGED, PLATEAU, TRAINED, Material
 from anatomy.report.measure import rung_of
@@ -25,6 +25,8 @@ PLATEAU_RUNG = 1.5  # below: nearer to a table of single characters than to one 
 POSITIONS_FILE, DIAGNOSTICS_FILE = "position_losses.npy", "diagnostics.json"
 
 FindRungs = Callable[[Run], Rungs | None]
+Rows = Mapping[tuple[str, str], Sequence[Run]]
+"""Base and the words asked for -> runs that are done."""
 
 
 def make_card(study: Study, margin_nats: float, find_rungs: FindRungs) -> Card | None:
@@ -46,6 +48,7 @@ def make_card(study: Study, margin_nats: float, find_rungs: FindRungs) -> Card |
         map=_map(study, axis, find_rungs),
         timed=read_measures(study.runs.parent / "studies" / study.name) if is_plain_name(study.name) else None,
     )
+    rows = _rows(finished)
     question = study.spec.get("question")
     return Card(
         study=study.name,
@@ -55,8 +58,9 @@ def make_card(study: Study, margin_nats: float, find_rungs: FindRungs) -> Card |
         claims=[_examine(claim, material) for claim in _registered(study.spec.get("claims"))],
         margin_nats=margin_nats,
         trained_at=next((ctx for run in runs if isinstance(ctx := run.settings.get("model.ctx_len"), int)), None),
-        by_length=_by_length(study, finished, lengths),
-        by_position=_by_position(study, finished, lengths),
+        losses=[] if material.map else _losses(rows),
+        by_length=_by_length(rows, lengths),
+        by_position=_by_position(study.runs, rows, lengths),
         map=material.map,
         timed=material.timed,
     )
@@ -94,7 +98,25 @@ def _scenario(runs: Sequence[Run]) -> str:
     return ", ".join([*texts, *told, f"{len(runs)} runs, {seeds} seed{'s' * (seeds != 1)}"]) if runs else "no runs yet"
 
 
-# ------------------------------------------------------------------------------------------------ lengths
+# ------------------------------------------------------------------------------------------------ losses
+
+
+def _rows(arms: Sequence[Arm]) -> Rows:
+    """The runs that are done, by base and what was asked for, so that a picture has a line for each."""
+    rows: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for arm in arms:
+        if arm.base is not None and arm.found and arm.found.status == "done":
+            rows[arm.base, arm.asked].append(arm.found)
+    return rows
+
+
+def _losses(rows: Rows) -> list[PartLoss]:
+    found = []
+    for (base, asked), runs in rows.items():
+        losses = [loss for run in runs if (loss := run.numbers[FINAL]) is not None]
+        if losses:
+            found.append(PartLoss(base, asked, fmean(losses), min(losses), max(losses), len(losses)))
+    return found
 
 
 def _lengths(folder: Path) -> dict[int, float | None]:
@@ -106,31 +128,21 @@ def _lengths(folder: Path) -> dict[int, float | None]:
         return {}
 
 
-def _rows(study: Study, arms: Sequence[Arm]) -> dict[tuple[str, str], list[Run]]:
-    """Base and the words asked for -> its finished runs, so that a picture has a line for each."""
-    rows: dict[tuple[str, str], list[Run]] = defaultdict(list)
-    for arm in arms:
-        if arm.base is not None and arm.found and arm.found.status == "done":
-            rows[arm.base, arm.asked].append(arm.found)
-    return rows
-
-
-def _by_length(study: Study, arms: Sequence[Arm], lengths: Mapping[str, Mapping[int, float | None]]) -> list[Series]:
+def _by_length(rows: Rows, lengths: Mapping[str, Mapping[int, float | None]]) -> list[Series]:
     found = []
-    for (base, asked), runs in _rows(study, arms).items():
+    for (base, asked), runs in rows.items():
         several = [lengths[run.name] for run in runs if lengths[run.name]]
         at = sorted(set[int]().union(*several))
-        columns = [[losses.get(length) for losses in several] for length in at]
         if at:
-            found.append(_series(base, asked, at, columns))
+            found.append(_series(base, asked, at, [[losses.get(length) for losses in several] for length in at]))
     return found
 
 
-def _by_position(study: Study, arms: Sequence[Arm], lengths: Mapping[str, Mapping[int, float | None]]) -> list[Series]:
-    """Mean loss over positions 1, 2, 3-4, 5-8, ... of the longest windows; x is the last position of a bin."""
+def _by_position(folder: Path, rows: Rows, lengths: Mapping[str, Mapping[int, float | None]]) -> list[Series]:
+    """Mean loss over positions 1, 2, 3-4, 5-8, ... of the longest windows."""
     found = []
-    for (base, asked), runs in _rows(study, arms).items():
-        arrays = [read_array(study.runs / run.name / POSITIONS_FILE) for run in runs if lengths[run.name]]
+    for (base, asked), runs in rows.items():
+        arrays = [read_array(folder / run.name / POSITIONS_FILE) for run in runs if lengths[run.name]]
         sound = [a for a in arrays if a is not None and a.ndim == 1 and a.size and np.isfinite(a).all()]
         if not sound:
             continue
