@@ -112,6 +112,7 @@ def made_table(base: str = "vanilla", rows: Sequence[Row] | None = None, **value
         study="swaps",
         base=base,
         title=None,
+        cell={},
         metric=FINAL,
         rows=rows,
         margin_nats=0.01,
@@ -209,7 +210,7 @@ def made_attribution(**values: Any) -> Attribution:
 def made_report(**values: Any) -> Report:
     """The study `swaps` in both directions, and the factorial between its ends."""
     tables = (made_table("vanilla"), made_table("llama"))
-    return replace(Report(SCHEMA, tables, (made_attribution(),), ()), **values)
+    return replace(Report(SCHEMA, tables, (made_attribution(),), (), ()), **values)
 
 
 def _estimate(nats: float, half: float = 0.009) -> Estimate:

@@ -61,7 +61,7 @@ def odd() -> tuple[str, Page]:
     names = [row.name for row in odd_table().rows]
     samples = [Sample(name, 0, "</pre><script>alert(1)</script>\n\x00\x1b[0m \ud800") for name in names]
     table = replace(odd_table(), samples=samples, title="<i>", question="a & b", warnings=("<b>\u202e",))
-    html = to_html(Report(1, (table,), (made_attribution(findings={"verdict": "<u>"}),), ("<s>",)))
+    html = to_html(Report(1, (table,), (made_attribution(findings={"verdict": "<u>"}),), (), ("<s>",)))
     return html, Page(html)
 
 
@@ -70,7 +70,7 @@ def bare(**values: object) -> Table:
 
 
 def page_of(*tables: Table) -> Page:
-    return Page(to_html(Report(1, tables, (), ())))
+    return Page(to_html(Report(1, tables, (), (), ())))
 
 
 @pytest.mark.parametrize("page", [whole, odd])
@@ -154,7 +154,7 @@ def test_columns_that_hold_nothing_are_left_out() -> None:
 
 @pytest.mark.parametrize(("metric", "headings"), [(FINAL, (True, False, False)), (AT_BEST, (False, True, True))])
 def test_losses_are_named_by_the_step_they_are_of(metric: str, headings: tuple[bool, ...]) -> None:
-    html = to_html(Report(1, (bare(metric=metric),), (), ()))
+    html = to_html(Report(1, (bare(metric=metric),), (), (), ()))
     names = ("test nats", "test nats at best", "final nats")
     assert tuple(f">{name}</th>" in html for name in names) == headings
 
@@ -171,13 +171,13 @@ def test_errors_and_what_is_missing_are_said() -> None:
 
 def test_a_long_table_is_whole_and_says_that_its_figures_are_not() -> None:
     rows = [made_row("base"), *(made_row(f"row={i}", 0.01) for i in range(2000))]
-    html = to_html(Report(1, (bare(rows=rows),), (), ()))
+    html = to_html(Report(1, (bare(rows=rows),), (), (), ()))
     assert f"Figures show the first {MAX_ROWS} of 2,001 rows" in html
     assert html.count("<div>row=1999</div>") == 2  # verdicts and costs
 
 
 def test_many_tables_say_which_have_figures() -> None:
-    html = to_html(Report(1, [bare(study=f"s{i}") for i in range(MAX_TABLES + 2)], (), ()))
+    html = to_html(Report(1, [bare(study=f"s{i}") for i in range(MAX_TABLES + 2)], (), (), ()))
     assert html.count("<figure ") == MAX_TABLES
     assert (
         html.count(f"No figures here: they are drawn for the first {MAX_TABLES} of the report's {MAX_TABLES + 2}") == 2
