@@ -4,12 +4,14 @@ within a combination of the factors' values, and nowhere else."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
+from typing import TypeVar
 
 from anatomy.axes import AXES, Parts
 from anatomy.report.data import BASE_ROW, Table
 from anatomy.report.gather import Arm, Study
 from anatomy.report.rows import typed_value
 
+Value = TypeVar("Value")
 CORPUS = "corpus"  # as a factor: the text's name, for its hash says nothing to a reader
 MAX_CELLS = 2  # of one base: so many stand as tables of their own, more are shown as one
 
@@ -24,7 +26,7 @@ class Cell:
 
     @property
     def title(self) -> str | None:
-        return ", ".join(f"{factor}={value}" for factor, value in self.values.items()) or None
+        return _title(self.values)
 
     @property
     def parts(self) -> Parts:
@@ -72,6 +74,15 @@ def shown_tables(tables: Sequence[Table]) -> Iterator[Table]:
             yield from cells
 
 
+def is_joined(table: Table) -> bool:
+    """Whether `shown_tables` made it of many cells."""
+    return bool(table.cell) and table.title != _title(table.cell)
+
+
+def _title(values: Mapping[str, str]) -> str | None:
+    return ", ".join(f"{factor}={value}" for factor, value in values.items()) or None
+
+
 def _in_one(cells: Sequence[Table]) -> Table:
     first = cells[0]
     rows = [
@@ -91,10 +102,22 @@ def _in_one(cells: Sequence[Table]) -> Table:
         sizes={key: value for key, value in first.sizes.items() if f"model.{key}" not in first.cell},
         prior_variance=None,
         prior_df=None,
-        rungs=first.rungs if all(table.rungs == first.rungs for table in cells) else None,
+        rungs=_common([table.rungs for table in cells]),
+        corpus=_common([table.corpus for table in cells]),
+        corpus_sha256=_common([table.corpus_sha256 for table in cells]),
+        num_chars=_common([table.num_chars for table in cells]),
+        tokens_per_param=_common([table.tokens_per_param for table in cells]),
+        epochs=_common([table.epochs for table in cells]),
+        noise_floor=None,
+        seeds_command=None,
         curves=[],
         by_position=None,
         by_knowledge=None,
         samples=[],
         shared=[],
     )
+
+
+def _common(values: Sequence[Value]) -> Value | None:
+    """The value of all cells, None where they differ."""
+    return values[0] if all(value == values[0] for value in values) else None

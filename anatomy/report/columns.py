@@ -139,11 +139,12 @@ def _p(row: Row) -> str | None:
 
 def estimate(found: Estimate | None) -> str:
     """A mean with its interval in brackets."""
-    if found is None:
-        return NOTHING
-    if found.ci_low is None or found.ci_high is None:
-        return f"{found.nats:+.4f}"
-    return f"{found.nats:+.4f} ({found.ci_low:+.4f} to {found.ci_high:+.4f})"
+    return NOTHING if found is None else f"{found.nats:+.4f}{bracketed(found.ci_low, found.ci_high, '+.4f')}"
+
+
+def bracketed(low: float | None, high: float | None, form: str) -> str:
+    """` (+0.0012 to +0.0034)`, to stand behind a number; empty where there is no interval."""
+    return "" if low is None or high is None else f" ({low:{form}} to {high:{form}})"
 
 
 def _verdict(row: Row) -> str | None:

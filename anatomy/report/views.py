@@ -11,11 +11,14 @@ from rich.console import Console
 from rich.text import Text
 
 from anatomy.axes import AXES
+from anatomy.report.cards import card_title, details, facts, measured, statement, verdict_of
+from anatomy.report.cells import shown_tables
 from anatomy.report.columns import Column, cost_columns, estimate, verdict_columns
-from anatomy.report.data import Attribution, Estimate, Report, Row, Table, Tuning
+from anatomy.report.data import Attribution, Card, Estimate, Report, Row, Table, Tuning
 from anatomy.report.words import MINUS, visible, with_minus
 
 NARROW, GAP = 40, 2  # columns that a name may take before it wraps, and between two columns
+CLAIM_INDENT = 4  # of what stands below a claim
 
 
 NAME = Column("row", "differences from the base", lambda row: visible(row.name), is_text=True)
@@ -76,10 +79,12 @@ def attribution_notes(found: Attribution) -> list[str]:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print every table, in as many pieces as the width asks for; nothing is ever cut."""
+    """Print every card and table, in as many pieces as the width asks for; nothing is ever cut."""
     for warning in report.warnings:
         console.print(Text(f"warning: {visible(warning)}"))
-    for table in report.studies:
+    for card in report.exams:
+        _show_card(card, console)
+    for table in shown_tables(report.studies):
         console.print(Text(visible(title(table)), style="bold"))
         if table.rows:
             console.print(_pieces(table, console.width), soft_wrap=True)
@@ -92,6 +97,18 @@ def show(report: Report, console: Console) -> None:
         for line in attribution_notes(found):
             console.print(Text(visible(line)))
         console.print()
+
+
+def _show_card(card: Card, console: Console) -> None:
+    console.print(Text(visible(card_title(card)), style="bold"))
+    for fact in facts(card):
+        console.print(Text(visible(fact)))
+    for claim in card.claims:
+        console.print(Text.assemble((visible(verdict_of(claim)), "bold"), "  ", visible(statement(claim))))
+        for line in details(claim):
+            for piece in Text(visible(line)).wrap(console, console.width - CLAIM_INDENT):
+                console.print(Text(" " * CLAIM_INDENT).append_text(piece), soft_wrap=True)
+    console.print()
 
 
 def _grid(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> Text:
@@ -231,9 +248,15 @@ def to_json(report: Report) -> str:
 
 
 def to_markdown(report: Report) -> str:
-    """A section a table; cells are escaped, so that each row has as many as the heading."""
+    """A section a card and a table; cells are escaped, so that each row has as many as the heading."""
     lines = [f"> warning: {_escaped(warning)}\n" for warning in report.warnings]
-    for table in report.studies:
+    for card in report.exams:
+        lines += [f"## {_escaped(card_title(card))}", "", *(f"- {_escaped(fact)}" for fact in facts(card))]
+        for claim in card.claims:
+            lines.append(f"- **{_escaped(verdict_of(claim))}**, {_escaped(statement(claim))}")
+            lines += [f"  - {_escaped(line)}" for line in details(claim)]
+        lines.append("")
+    for table in shown_tables(report.studies):
         lines += [f"## {_escaped(title(table))}", ""]
         if table.rows:
             shown = _without(FOR_DETAIL, table)
@@ -260,9 +283,10 @@ def _escaped(text: str) -> str:
 
 
 def to_latex(report: Report) -> str:
-    """A booktabs `tabular` a table, of the columns that fit a page; needs \\usepackage{booktabs}."""
-    lines: list[str] = []
-    for table in report.studies:
+    """A booktabs `tabular` a card and a table, of what fits a page; needs \\usepackage{booktabs}. What a card says
+    besides is in comments."""
+    lines = [line for card in report.exams for line in _latex_card(card)]
+    for table in shown_tables(report.studies):
         shown = _without([*FOR_DETAIL, *FOR_SCREENS], table)
         lines += [
             f"% {visible(title(table))}",
@@ -274,13 +298,28 @@ def to_latex(report: Report) -> str:
     return "\n".join(lines)
 
 
+def _latex_card(card: Card) -> list[str]:
+    """The claims with their verdicts and numbers as a table, the rest as comments above it."""
+    said = [card_title(card), *facts(card)]
+    for claim in card.claims:
+        besides = {"note": claim.note, "rule": claim.rule}
+        said += [f"{claim.part}, {claim.claim}: {key}: {text}" for key, text in besides.items() if text]
+    lines = [f"% {visible(line)}" for line in said]
+    lines += [r"\begin{tabular}{llp{0.6\textwidth}}", "\\toprule"]
+    lines += [_latex_row(["verdict", "part", "claim"]), "\\midrule"]
+    for claim in card.claims:
+        lines.append(_latex_row([verdict_of(claim), claim.part, f"{claim.text} ({claim.source})"]))
+        lines += [_latex_row(["", "", measured(quantity)]) for quantity in claim.measured]
+    return [*lines, "\\bottomrule", "\\end{tabular}", ""]
+
+
 def _latex_row(cells: Sequence[str]) -> str:
     return " & ".join(_latex(cell) for cell in cells) + r" \\"
 
 
 LATEX = {char: f"\\{char}" for char in "&%$#_{}"}
 LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
-LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "×": r"$\times$"}
 
 
 def _latex(text: str) -> str:
