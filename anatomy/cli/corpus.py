@@ -44,7 +44,14 @@ def list_texts() -> None:
 @commands.command()
 @click.argument("name")
 @click.option("--path", help="The file or folder to read, for NAME files.")
-def show(name: str, path: str | None) -> None:
+@click.option(
+    "--split",
+    default="blocks",
+    show_default=True,
+    type=click.Choice(["blocks", "tail"]),
+    help="Validation and test: blocks dealt over the whole text, or its end.",
+)
+def show(name: str, path: str | None, split: str) -> None:
     """Show what a text is made of: size, vocabulary, split, and how predictable it is by simple means."""
     import numpy as np
     from rich.table import Table
@@ -53,7 +60,7 @@ def show(name: str, path: str | None) -> None:
     from anatomy.rungs import xz_nats_per_char
     from anatomy.texts import TEXTS
 
-    corpus = load_corpus(name, path=path)
+    corpus = load_corpus(name, path=path, split=split)
     share = np.bincount(corpus.ids) / corpus.num_chars
     entropy_bits = float(-(share * np.log2(share)).sum()) + 0.0  # + 0.0: no entropy is 0, not -0
     test_text = corpus.text("test")
@@ -63,7 +70,7 @@ def show(name: str, path: str | None) -> None:
     table.add_row("name", corpus.name)
     if name in TEXTS:
         table.add_row("what it is", TEXTS[name].description)
-        table.add_row("from", f"{TEXTS[name].requirement}, {TEXTS[name].member}")
+        table.add_row("from", f"{', '.join(TEXTS[name].requirements)}: {TEXTS[name].members}")
         table.add_row("licence", TEXTS[name].licence)
     table.add_row("sha256", corpus.sha256)
     table.add_row("characters", f"{corpus.num_chars:,}")
