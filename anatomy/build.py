@@ -17,6 +17,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from anatomy.about import is_broken, without_about
 from anatomy.axes import AXES, BASES, SWAPPED_AXES
 from anatomy.config import Config, did_you_mean, value_fault
 from anatomy.errors import UserError
@@ -57,7 +58,8 @@ def _part_faults(axis: str, section: Any) -> list[str]:
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         return [f"{axis}: needs the section of a part, with its name and class; type {axis}=NAME"]
     if section.get("class") not in classes:
-        return [f"{axis}.class={section.get('class')}: not a class of this axis; it can be {', '.join(classes)}"]
+        offered = ", ".join(name for name in classes if not is_broken(name))
+        return [f"{axis}.class={section.get('class')}: not a class of this axis; it can be {offered}"]
     where, given = f"{axis}={section['name']}", _knobs(section)
     part = classes[section["class"]]
     allowed, hints = knobs_of(part), typing.get_type_hints(part.__init__, include_extras=True)
@@ -172,7 +174,7 @@ def build_base(config: Config, num_symbols: int) -> tuple[Config, Transformer]:
 @cache
 def _section(axis: str, name: str) -> Any:
     section = OmegaConf.to_container(OmegaConf.load(CONF / axis / f"{name}.yaml"))
-    return section if axis in SWAPPED_AXES else name
+    return without_about({axis: section})[axis] if axis in SWAPPED_AXES else name
 
 
 def with_hidden(config: Config, hidden: int) -> Config:

@@ -11,13 +11,13 @@ from importlib.metadata import version
 
 import torch
 
+from anatomy.about import offered
 from anatomy.axes import BASES, SWAPPED_AXES
 from anatomy.build import build_model, with_parts
 from anatomy.compose import read_command
 from anatomy.config import Config, parse_config
 from anatomy.corpus import load_corpus
 from anatomy.errors import UserError
-from anatomy.files import CONF
 from anatomy.model import Transformer, initialise
 from anatomy.parts.pos import RoPE, rotate
 from anatomy.texts import TEXTS
@@ -77,7 +77,7 @@ def _first_losses() -> Iterator[Finding]:
 def _parts() -> Iterator[Finding]:
     """Every part on every base: a pass forward, a pass backward, and its parameters against the formula."""
     for axis in SWAPPED_AXES:
-        for name in sorted(file.stem for file in (CONF / axis).glob("*.yaml")):
+        for name in offered(axis):
             problems = [p for base in BASES if (p := _problem(_model(base, **{axis: name})))]
             found = "; ".join(problems) or "forward, backward and parameters right on every base"
             yield Finding(f"{axis}={name}", found, not problems)

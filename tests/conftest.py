@@ -8,6 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from anatomy.about import without_about
 from anatomy.axes import AXES, VALUE_AXES
 from anatomy.build import build_model
 from anatomy.compose import read_command
@@ -32,9 +33,9 @@ def tiny_model(*words: str, seed: int = 0, salt: int = 0) -> Transformer:
     """A tiny model. Parts are put in from their YAML files: composing each by Hydra would take a tenth of a second."""
     parts = dict(word.split("=") for word in words if word.split("=")[0] in AXES)
     config = compose(*TINY, *(word for word in words if word.split("=")[0] not in AXES or "." in word))
-    sections = {
-        axis: OmegaConf.to_container(OmegaConf.load(CONF / axis / f"{name}.yaml")) for axis, name in parts.items()
-    }
+    sections = without_about(
+        {axis: OmegaConf.to_container(OmegaConf.load(CONF / axis / f"{name}.yaml")) for axis, name in parts.items()}
+    )
     values = {axis: section[axis] for axis, section in sections.items() if axis in VALUE_AXES}
     config = config.model_copy(update=sections | values)
     model = build_model(config, NUM_SYMBOLS, device="cpu")

@@ -97,7 +97,7 @@ def test_every_yaml_has_its_class_and_every_class_its_yaml(axis: str) -> None:
     for name, config in named.items():
         assert config.name == name
         knobs = {knob: parameter.default for knob, parameter in knobs_of(part_classes(axis)[config["class"]]).items()}
-        assert {key: value for key, value in config.items() if key not in ("name", "class")} == knobs
+        assert {key: value for key, value in config.items() if key not in ("name", "class", "about")} == knobs
         assert (CONF / axis / f"{name}.yaml").read_text(encoding="utf-8").startswith("# ")
 
 
@@ -176,6 +176,16 @@ def test_rope_has_the_right_gradient() -> None:
     assert torch.autograd.gradcheck(lambda x: rotate(x, Rotation(table[0].cos(), table[0].sin())), x)
 
 
+def test_queries_and_keys_turned_at_once_are_bit_for_bit_those_turned_alone() -> None:
+    qk = torch.randn(2, 7, 5, 6, generator=torch.Generator().manual_seed(8), requires_grad=True)
+    rotation = RoPE(6).rotation(torch.arange(3, 10))
+    turned = rotation.turn(qk, 3)
+    q, k = rotate(qk[:, :, :3], rotation), rotate(qk[:, :, 3:], rotation)
+    torch.testing.assert_close(turned, torch.cat((q, k), dim=2), rtol=0, atol=0)
+    as_complex = torch.complex(qk[..., :3], qk[..., 3:]) * torch.complex(rotation.cos, rotation.sin)
+    torch.testing.assert_close(turned, torch.cat((as_complex.real, as_complex.imag), dim=-1))
+
+
 @pytest.mark.parametrize("shift", [1, 5, 1000])
 def test_shifting_every_position_leaves_rope_scores_unchanged(shift: int) -> None:
     q, k = torch.randn(2, 1, 9, 2, 8, generator=torch.Generator().manual_seed(5))
@@ -185,6 +195,41 @@ def test_shifting_every_position_leaves_rope_scores_unchanged(shift: int) -> Non
         for rotation in (rope.rotation(torch.arange(9)), rope.rotation(torch.arange(9) + shift))
     ]
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-3, atol=2e-4)
+
+
+def _scores(part: RoPE, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Scores (B, H, T, S) of q and k (B, T, H, K) as attention comes by them: turned side by side."""
+    turned = part.rotation(positions).turn(torch.cat((q, k), dim=2), q.shape[2])
+    return torch.einsum("bthk,bshk->bhts", turned[:, :, : q.shape[2]], turned[:, :, q.shape[2] :])
+
+
+@pytest.mark.parametrize("part", [pos.RoPE, pos.BrokenRoPEQueriesOnly, pos.BrokenRoPEMixedPairs])
+def test_only_healthy_rope_sees_nothing_but_distances(part: type[RoPE]) -> None:
+    q, k = torch.randn(2, 1, 1, 2, 8, generator=torch.Generator().manual_seed(5)).expand(2, 1, 9, 2, 8)
+    positions = torch.arange(9)
+    moved = (_scores(part(8), positions + 5, q, k) - _scores(part(8), positions, q, k)).abs().max().item()
+    assert (moved < 1e-4) if part is RoPE else (moved > 0.5)
+
+
+def test_with_queries_turned_alone_a_key_scores_the_same_wherever_it_stands() -> None:
+    q, k = torch.randn(2, 1, 1, 2, 8, generator=torch.Generator().manual_seed(5)).expand(2, 1, 9, 2, 8)
+    scores = _scores(pos.BrokenRoPEQueriesOnly(8), torch.arange(9), q, k)
+    torch.testing.assert_close(scores, scores[..., :1].expand_as(scores))
+    assert (scores[:, :, 1:] - scores[:, :, :1]).abs().max() > 0.5
+    turned = rotate(q, RoPE(8).rotation(torch.arange(9)))
+    torch.testing.assert_close(scores, torch.einsum("bthk,bshk->bhts", turned, k))
+
+
+def test_mixed_pairs_turn_half_split_queries_and_adjacent_keys_by_the_same_angles() -> None:
+    qk = torch.randn(1, 5, 3, 6, generator=torch.Generator().manual_seed(4))
+    turned = pos.BrokenRoPEMixedPairs(6, theta=100.0).rotation(torch.arange(5)).turn(qk, 2)
+    for t in range(5):
+        for pair in range(3):
+            angle = t * 100.0 ** (-2 * pair / 6)
+            for heads, one, other in ((slice(0, 2), pair, pair + 3), (slice(2, 3), 2 * pair, 2 * pair + 1)):
+                a, b = qk[0, t, heads, one], qk[0, t, heads, other]
+                torch.testing.assert_close(turned[0, t, heads, one], a * math.cos(angle) - b * math.sin(angle))
+                torch.testing.assert_close(turned[0, t, heads, other], b * math.cos(angle) + a * math.sin(angle))
 
 
 def test_rope_phases_stay_exact_when_the_model_is_cast() -> None:
@@ -252,6 +297,20 @@ def test_attention_equals_a_loop_over_heads(kv_heads: int, bias: bool) -> None:
     with torch.no_grad():
         for given in (None, rotation):
             torch.testing.assert_close(part(x, given), _attention_by_loops(part, x, given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 3, 6])
+def test_projections_are_what_the_product_is_made_of(kv_heads: int) -> None:
+    torch.manual_seed(6)
+    part = attn.GroupedQuery(10, 6, 4, False, n_kv_head=kv_heads)
+    x, rotation = torch.randn(2, 5, 10), RoPE(4).rotation(torch.arange(5))
+    q, k, v = part.project(x, rotation)
+    assert (q.shape, k.shape, v.shape) == ((2, 6, 5, 4), (2, kv_heads, 5, 4), (2, kv_heads, 5, 4))
+    torch.testing.assert_close(v, part.v_proj(x).view(2, 5, kv_heads, 4).transpose(1, 2))
+    torch.testing.assert_close(k, rotate(part.k_proj(x).view(2, 5, kv_heads, 4), rotation).transpose(1, 2))
+    weights = (q @ k.repeat_interleave(6 // kv_heads, 1).mT / 2 + torch.full((5, 5), -torch.inf).triu(1)).softmax(-1)
+    mixed = weights @ v.repeat_interleave(6 // kv_heads, 1)
+    torch.testing.assert_close(part.o_proj(mixed.transpose(1, 2).flatten(-2)), part(x, rotation))
 
 
 def test_grouped_query_with_all_heads_is_multi_head() -> None:
@@ -331,3 +390,15 @@ def test_a_post_norm_block_normalises_each_sum_and_needs_no_final_norm() -> None
     middle = F.layer_norm(x + block.attn(x, None), (24,))
     torch.testing.assert_close(block(x, None), F.layer_norm(middle + block.ffn(middle), (24,)))
     assert model.final_norm is None and tiny_model("placement=pre").final_norm is not None
+
+
+def test_without_its_final_norm_a_pre_norm_model_leaves_the_size_of_its_stream_to_chance() -> None:
+    healthy, broken = (tiny_model("base=llama", f"placement={name}") for name in ("pre", "broken_pre_no_final_norm"))
+    assert broken.final_norm is None
+    for model, sizes in ((healthy, (1.0, 1.0)), (broken, (0.0, 20.0))):
+        with torch.no_grad():
+            at_start = model.hidden(tiny_ids()).square().mean(-1).sqrt()
+            model.embed.weight.mul_(1000)
+            with_large_embeddings = model.hidden(tiny_ids()).square().mean(-1).sqrt()
+        for found, expected in zip((at_start, with_large_embeddings), sizes, strict=True):
+            torch.testing.assert_close(found, torch.full_like(found, expected), rtol=0.4, atol=0.1)

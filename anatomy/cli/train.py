@@ -133,8 +133,24 @@ def _main(words: list[str]) -> int:
             raise UserError(f"output_dir={plan.layout.outputs}: cannot write there ({error.strerror})") from error
         code = max(code, _sweep(stage) if asked.is_sweep else _single(plan))
     if asked.is_sweep:
+        _take_measures(plan)
         out.print(f"type: anatomy-report {plan.layout.study(plan.study.name)}")
     return code
+
+
+def _take_measures(plan: "Plan") -> None:
+    """Time what the study asks for beside its runs, where that is not done yet."""
+    from anatomy.measures import ensure_measures
+
+    jobs = [planned.job for planned in plan.runs if planned.job]
+    if not plan.study.measures or not jobs:
+        return
+    out, study, first = console(), plan.study, jobs[0]
+    out.print(f"{study.name}: timing {', '.join(study.measures)}, about a minute; leave the machine alone meanwhile")
+    configs, num_symbols = [job.config for job in jobs], len(first.corpus.vocabulary)
+    folder = plan.layout.study(study.name)
+    if not ensure_measures(folder, study.measures, configs, num_symbols, first.device, first.config.train.threads):
+        out.print("timed before")
 
 
 def _single(plan: "Plan") -> int:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anatomy.parts.pos import Rotation, rotate
+from anatomy.parts.pos import Rotation
 
 
 class _GroupedAttention(nn.Module):
@@ -31,12 +31,12 @@ class _GroupedAttention(nn.Module):
         return self.num_linear_weights() + self.num_biases
 
     def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, T, K), keys and values (B, G, T, K) as they enter the product: rotated, if positions rotate."""
+        """Queries (B, H, T, K), keys and values (B, G, T, K), ready for the product: turned, if positions turn them."""
         num_rotated = self.n_head + self.n_kv_head
         qkv = _joint_linear(x, self.q_proj, self.k_proj, self.v_proj).unflatten(-1, (-1, self.head_width))
         qk, v_BTGK = qkv.split((num_rotated, self.n_kv_head), dim=-2)
         if rotation is not None:
-            qk = rotate(qk, rotation)
+            qk = rotation.turn(qk, self.n_head)
         q_BTHK, k_BTGK = qk.split((self.n_head, self.n_kv_head), dim=-2)
         return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
 

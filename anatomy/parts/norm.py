@@ -35,13 +35,8 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, self.gain.shape, self.gain, self.shift, self.eps)
 
 
-class LayerNormNoBias(nn.Module):
-    """LayerNorm without the shift: y = (x - mean(x)) / sqrt(var(x) + eps) * gain.
-
-    Shapes:   x (..., D) -> y (..., D).
-    Knobs:    eps, added inside the root.
-    Source:   Xu et al. 2019, arXiv:1911.07013, who found the shift dispensable. They drop the gain as well.
-    """
+class _GainOnly(nn.Module):
+    """What norms without a shift have in common: a gain per channel, and eps."""
 
     def __init__(self, width: int, *, eps: NotNegative = 1e-5) -> None:
         super().__init__()
@@ -51,11 +46,20 @@ class LayerNormNoBias(nn.Module):
     def num_params(self) -> int:
         return self.gain.numel()
 
+
+class LayerNormNoBias(_GainOnly):
+    """LayerNorm without the shift: y = (x - mean(x)) / sqrt(var(x) + eps) * gain.
+
+    Shapes:   x (..., D) -> y (..., D).
+    Knobs:    eps, added inside the root.
+    Source:   Xu et al. 2019, arXiv:1911.07013, who found the shift dispensable. They drop the gain as well.
+    """
+
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.gain.shape, self.gain, None, self.eps)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(_GainOnly):
     """Divide each token by its root mean square, then scale per channel. Nothing is centred.
 
     y = x / sqrt(mean(x^2) + eps) * gain
@@ -65,14 +69,6 @@ class RMSNorm(nn.Module):
     Numerics: PyTorch's fused kernel, but on a CPU, which has none, the two passes below: a third of the time.
     Source:   Zhang & Sennrich 2019, arXiv:1910.07467. No bias.
     """
-
-    def __init__(self, width: int, *, eps: NotNegative = 1e-5) -> None:
-        super().__init__()
-        self.eps = eps
-        self.gain = nn.Parameter(torch.ones(width))
-
-    def num_params(self) -> int:
-        return self.gain.numel()
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cpu and x.dtype == self.gain.dtype:

@@ -47,3 +47,18 @@ class PreNorm(_Block):
     def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
         x = x + self.dropout(self.attn(self.attn_norm(x), rotation))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
+
+
+class BrokenPreNormNoFinalNorm(PreNorm):
+    """Pre-norm with the final norm forgotten.
+
+    Broken:   the output layer reads the bare stream, whose size nothing keeps in hand: far too small at the start, and
+              from then on the sum of what every layer adds. A norm before each sub-layer hides it from all but the end.
+    Learn:    the model trains, and no shape tells. Its first loss is even nearer to ln V, as its logits are near 0. The
+              final norm belongs to the placement: post-norm ends in one by itself, pre-norm must be given it.
+
+    Shapes:   x (B, T, D) -> (B, T, D).
+    Source:   no paper; a line forgotten.
+    """
+
+    has_final_norm = False

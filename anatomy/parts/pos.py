@@ -4,6 +4,8 @@ A position part acts in two places, and is silent in the one it does not use: `f
 embeddings, `rotation` gives the angles by which attention turns its queries and keys. Positions are explicit, so
 that a window may start anywhere. `max_len` is the number of positions that exist, None where there is no end.
 
+The parts at the end, whose names begin with Broken, are for breaking: RoPE with one mistake that is easily made.
+
 Tensor legend: B batch, T tokens, H heads, K head width, D model width.
 """
 
@@ -20,6 +22,13 @@ class Rotation(NamedTuple):
 
     cos: Tensor
     sin: Tensor
+
+    def turn(self, qk_BTHK: Tensor, num_queries: int) -> Tensor:
+        """Turn queries and keys, all alike. They come side by side: `num_queries` heads of queries, then those of keys.
+
+        In one pass, for two would cost a copy. Same shape, same dtype.
+        """
+        return rotate(qk_BTHK, self)
 
 
 class _Rotate(torch.autograd.Function):
@@ -154,6 +163,58 @@ class NoPositions(nn.Module):
 
     def rotation(self, positions: Tensor) -> Rotation | None:
         return None
+
+
+class _QueriesOnly(Rotation):
+    """A rotation that forgets the keys."""
+
+    def turn(self, qk_BTHK: Tensor, num_queries: int) -> Tensor:
+        q, k = qk_BTHK.tensor_split((num_queries,), dim=-2)
+        return torch.cat((rotate(q, self), k), dim=-2)
+
+
+class BrokenRoPEQueriesOnly(RoPE):
+    """RoPE with the keys left unturned.
+
+    Broken:   a score q' R(t) k turns with the query's own position t and knows nothing of the key's: the same key
+              scores the same wherever it stands. What was to be a distance is a place.
+    Learn:    nothing fails and no shape is wrong; only the loss tells. It stays far from chance, as the causal mask
+              gives positions away by itself (see NoPositions), and falls behind where the distance matters.
+
+    Shapes:   positions (T,) -> cos, sin (T, 1, K/2).
+    Knobs:    theta, as in RoPE.
+    Source:   no paper; a line forgotten.
+    """
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        return _QueriesOnly(*super().rotation(positions))
+
+
+class _MixedPairs(Rotation):
+    """A rotation that turns queries by half-split pairs and keys by adjacent ones."""
+
+    def turn(self, qk_BTHK: Tensor, num_queries: int) -> Tensor:
+        q, k = qk_BTHK.tensor_split((num_queries,), dim=-2)
+        halves = k.unflatten(-1, (-1, 2)).mT.flatten(-2)  # channels 2i and 2i + 1 go where rotate looks for a pair
+        turned = rotate(halves, self).unflatten(-1, (2, -1)).mT.flatten(-2)
+        return torch.cat((rotate(q, self), turned), dim=-2)
+
+
+class BrokenRoPEMixedPairs(RoPE):
+    """RoPE with its two ways of pairing mixed: queries turn channels (i, i + K/2), keys channels (2i, 2i + 1).
+
+    Broken:   either pairing is right by itself. Together the two turns no longer cancel into one by the distance, so
+              a score depends on both positions, and the more so the later they are.
+    Learn:    what comes of weights from a code of the one pairing in a code of the other. At position 0 all is well,
+              every vector keeps its length, and the loss of a model trained with it is no alarm either.
+
+    Shapes:   positions (T,) -> cos, sin (T, 1, K/2).
+    Knobs:    theta, as in RoPE.
+    Source:   no paper; the pairings are those of Su et al. 2021 (adjacent) and GPT-NeoX (half-split).
+    """
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        return _MixedPairs(*super().rotation(positions))
 
 
 def _frequencies(width: int, theta: float, device: torch.device) -> Tensor:
