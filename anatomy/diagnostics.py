@@ -25,15 +25,14 @@ from anatomy.evaluation import evaluating
 from anatomy.files import write_json
 from anatomy.model import Transformer, autocast, init_digests, initialise
 from anatomy.runs import SCHEMA, finite, read_json
-from anatomy.sample import continue_ids
+from anatomy.sample import PROMPT_CHARS, SAMPLE_CHARS, SAMPLE_TEMPERATURE, continue_ids
 
 KINDS: tuple[Diagnostic, ...] = get_args(Diagnostic)
 FILE = "diagnostics.json"
 NUM_WINDOWS = 32  # of validation text, that activations and attention are measured on
 TOKENS_AT_ONCE = 2048  # attention's distributions are written out, so fewer than an evaluation takes
 
-NUM_SAMPLES, SAMPLE_CHARS, PROMPT_CHARS = 16, 200, 16
-TEMPERATURE = 0.8
+NUM_SAMPLES = 16
 COPY_CHARS = 20  # from this length on, what agrees with the training text counts as copied
 
 
@@ -230,7 +229,7 @@ def copying(model: Transformer, corpus: Corpus, config: Config) -> dict[str, Any
         torch.from_numpy(prompts).to(model.embed.weight.device),
         num_tokens=SAMPLE_CHARS,
         window=config.model.ctx_len,
-        temperature=TEMPERATURE,
+        temperature=SAMPLE_TEMPERATURE,
         generator=torch.Generator().manual_seed(config.seed),
     )
     written = continued[:, length:].cpu().numpy()
@@ -247,12 +246,11 @@ def copied(written: NDArray[np.integer], train: Sequence[NDArray[np.integer]]) -
     in it: so the share follows from one look-up of all grams, the longest copy from a search by halves.
     """
     grams = _Grams(written, train)
+    occurs = grams.occur(COPY_CHARS)
     is_copied = np.zeros(written.shape, dtype=bool)
-    if written.shape[1] >= COPY_CHARS:
-        occurs = grams.occur(COPY_CHARS)
-        for offset in range(COPY_CHARS):
-            is_copied[:, offset : offset + occurs.shape[1]] |= occurs
-    low, high = (COPY_CHARS, written.shape[1]) if is_copied.any() else (0, min(COPY_CHARS - 1, written.shape[1]))
+    for offset in range(COPY_CHARS):
+        is_copied[:, offset : offset + occurs.shape[1]] |= occurs
+    low, high = (COPY_CHARS, written.shape[1]) if occurs.any() else (0, min(COPY_CHARS - 1, written.shape[1]))
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if grams.occur(middle).any() else (low, middle - 1)
@@ -260,8 +258,8 @@ def copied(written: NDArray[np.integer], train: Sequence[NDArray[np.integer]]) -
 
 
 class _Grams:
-    """Which n-grams of written ids (B, T) occur in a training text, for any n, by 64-bit hashes: of a billion pairs
-    that differ, one in 10^10 would pass for the same.
+    """Which n-grams of written ids (B, T) occur in a training text, for any n, by 64-bit hashes: among the 10^10 pairs
+    of a text of millions, a false match has a chance of one in 10^9.
 
     The hash of a gram is a polynomial of random numbers, one an id, modulo 2^64. It is the difference of two prefix
     sums, brought to a common power by an inverse, so every n costs the same.
@@ -281,11 +279,10 @@ class _Grams:
 
     def occur(self, length: int) -> NDArray[np.bool_]:
         """Whether the gram of so many ids at each place of the written ones occurs: (B, T - length + 1)."""
-        hashes = self._hashes(self._written, length)
-        wanted = np.unique(hashes)
-        in_text = self._hashes(self._text, length)
-        place = np.minimum(np.searchsorted(wanted, in_text), len(wanted) - 1)
-        return np.isin(hashes, wanted[place[wanted[place] == in_text]])
+        written, text = self._hashes(self._written, length), self._hashes(self._text, length)
+        is_likely = np.zeros(1 << 16, dtype=bool)  # by the first bits, which rule most of the text out at little cost
+        is_likely[written >> np.uint64(48)] = True
+        return np.isin(written, text[is_likely[text >> np.uint64(48)]])
 
     def _prefix_sums(self, ids: NDArray[np.integer]) -> NDArray[np.uint64]:
         terms = self._number[ids] * self._power[: ids.shape[-1]]

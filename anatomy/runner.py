@@ -31,13 +31,9 @@ from anatomy.model import Transformer, init_digests, initialise
 from anatomy.record import PeakMemory, first_record, tokens_after
 from anatomy.rungs import ensure_rungs
 from anatomy.runs import FINISHED, Layout, finite, owned, read_record, run_name
-from anatomy.sample import continue_ids
+from anatomy.sample import PROMPT_CHARS, SAMPLE_CHARS, SAMPLE_TEMPERATURE, continue_ids
 from anatomy.steptimes import StepTimes
 from anatomy.train import Diverged, Training
-
-SAMPLE_CHARS = 200
-SAMPLE_TEMPERATURE = 0.8
-PROMPT_CHARS = 16
 
 log = logging.getLogger("anatomy")
 

@@ -6,6 +6,9 @@ from torch import Tensor
 from anatomy.evaluation import evaluating
 from anatomy.model import Transformer
 
+SAMPLE_CHARS, PROMPT_CHARS = 200, 16
+SAMPLE_TEMPERATURE = 0.8
+
 
 def continue_ids(
     model: Transformer, ids_BT: Tensor, *, num_tokens: int, window: int, temperature: float, generator: torch.Generator
