@@ -61,6 +61,7 @@ def made_row(name: str = "norm=rms", difference: float | None = None, half: floa
         test_loss_nats_mean=1.532 + (difference or 0),
         test_loss_nats_sd=0.0064,
         difference_nats=difference,
+        prediction_nats=None,
         ci_low=difference - half if difference is not None else None,
         ci_high=difference + half if difference is not None else None,
         own_ci_low=difference - 1.3 * half if difference is not None else None,
@@ -159,6 +160,7 @@ def made_table(base: str = "vanilla", rows: Sequence[Row] | None = None, **value
         samples=_samples(names) if detailed else (),
         shared=_shared(names) if detailed else (),
         tuning=(),
+        diagnosis=None,
     )
     return replace(table, **values)
 

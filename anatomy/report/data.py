@@ -36,6 +36,7 @@ class Row:
     num_arms    all that were asked for, done or not
     num_pairs   seeds that the base has too (the base itself makes no pairs); difference_nats is the mean over
                 them of row minus base, in the table's metric
+    prediction_nats   the difference that somebody predicted before the runs
     ci_*        simultaneous over the rows of the table; own_ci_* the row's plain paired 95 % interval
     variance    of a paired difference, as used: moderated, never below the row's own; df its degrees of freedom
     p, p_holm   moderated two-sided, and adjusted over the rows of the table
@@ -70,6 +71,7 @@ class Row:
     test_loss_nats_mean: float | None
     test_loss_nats_sd: float | None
     difference_nats: float | None
+    prediction_nats: float | None
     ci_low: float | None
     ci_high: float | None
     own_ci_low: float | None
@@ -166,6 +168,52 @@ class Shared:
 
 
 @dataclass(frozen=True)
+class Layers:
+    """A quantity layer by layer of a row's models, from the first one of `first` on: mean, least and greatest over
+    seeds; None where some seed has no number."""
+
+    row: str
+    first: int
+    mean: Sequence[float | None]
+    low: Sequence[float | None]
+    high: Sequence[float | None]
+    num_seeds: int
+
+
+@dataclass(frozen=True)
+class Copying:
+    """What a row's models write that stands in the training text word for word, with their last or best weights.
+
+    share       of the characters they wrote, those inside a copy of 20 or more: mean, least and greatest over seeds
+    longest_chars   the longest copy of all seeds
+    """
+
+    row: str
+    weights: str
+    share: float
+    share_low: float
+    share_high: float
+    longest_chars: float
+    num_seeds: int
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was measured inside the models of detailed rows; see anatomy/diagnostics.py for what each is.
+
+    gradients     `attn` and `ffn` -> gradient norms at the start, by layer from 1
+    activations   `start` and `last` weights -> RMS of the residual stream, from 0, which is after the embedding
+    entropy_nats, largest_logit   of attention, likewise, by layer from 1; entropy is the mean over heads
+    """
+
+    gradients: Mapping[str, Sequence[Layers]]
+    activations: Mapping[str, Sequence[Layers]]
+    entropy_nats: Mapping[str, Sequence[Layers]]
+    largest_logit: Mapping[str, Sequence[Layers]]
+    copying: Sequence[Copying]
+
+
+@dataclass(frozen=True)
 class Tuning:
     """How a row's best learning rate was chosen: mean validation loss at each rate over the tuning seeds (None where a
     run diverged); at_edge says that a better rate may lie beyond the grid."""
@@ -208,6 +256,7 @@ class Table:
     curves, by_position, by_knowledge, samples, shared   of detailed rows, the first ones, where run folders have them;
              by_knowledge sorts targets by what the 6-gram table lost on them
     tuning   how each row's rate was chosen, in the table of best rates
+    diagnosis   what was measured inside the models, None where nothing was
     """
 
     study: str
@@ -247,6 +296,7 @@ class Table:
     samples: Sequence[Sample]
     shared: Sequence[Shared]
     tuning: Sequence[Tuning]
+    diagnosis: Diagnosis | None
 
 
 @dataclass(frozen=True)

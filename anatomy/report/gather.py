@@ -44,6 +44,7 @@ DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, Rec
 """What reading strange JSON can raise."""
 
 LARGEST = 1e18  # nothing that is counted or measured here comes near
+LARGEST_PREDICTION = 100.0  # nats; no loss differs by more
 
 NUMBERS = (
     "num_params",
@@ -106,6 +107,7 @@ class Arm:
     refused  why there is no run
     damage   why what is there cannot be read
     is_planned   whether the study's plan holds it; None where there is no plan
+    prediction_nats   the difference to the base that somebody predicted before it ran
     """
 
     base: str | None
@@ -117,6 +119,7 @@ class Arm:
     refused: str | None = None
     damage: str | None = None
     is_planned: bool | None = None
+    prediction_nats: float | None = None
 
     @property
     def match(self) -> str | None:
@@ -307,7 +310,8 @@ class _Pool:
             raise ValueError(f"base={base} seed={seed} run={run} error={refused}")
         asked = " ".join(sorted(words - {f"base={base}"})) or "base"
         is_planned = None if plan is None else plan.holds(words, seed)
-        arm = Arm(base, asked, seed, run, words, is_planned=is_planned)
+        prediction_nats = _predicted(entry.get("prediction"))
+        arm = Arm(base, asked, seed, run, words, is_planned=is_planned, prediction_nats=prediction_nats)
         if refused is not None:
             return replace(arm, run=None, refused=refused)
         found = self._find(run)
@@ -337,6 +341,15 @@ class _Pool:
                 reason = reason.removeprefix(f"{folder / 'result.json'}: ")
                 self._read[name] = f"damaged record: {reason}"
         return self._read[name]
+
+
+def _predicted(prediction: Any) -> float | None:
+    """The nats of a prediction, {axis: nats}; None of anything else."""
+    if not isinstance(prediction, Mapping) or len(prediction) != 1:
+        return None
+    ((axis, nats),) = prediction.items()
+    is_number = isinstance(nats, int | float) and not isinstance(nats, bool) and abs(nats) <= LARGEST_PREDICTION
+    return float(nats) if axis in AXES and is_number else None
 
 
 def parse_record(name: str, record: Mapping[str, Any]) -> Run:

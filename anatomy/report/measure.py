@@ -69,6 +69,7 @@ def measure(
         test_loss_nats_mean=_mean(final),
         test_loss_nats_sd=_sd(final),
         difference_nats=_mean(differences),
+        prediction_nats=_prediction(group),
         **_fields(judged) | {"verdict": _verdict(group, base, judged, statuses, looks)},
         num_params=number_of(group, "num_params"),
         flops_per_token=number_of(group, "flops_per_token"),
@@ -121,6 +122,12 @@ def _verdict(
     is_outside = any(arm.is_planned is False and arm.seed in seeds for arm in chain(group.arms, base.arms))
     is_unplanned_look = bool(looks) and len(seeds) not in looks
     return f"{judged.verdict} (exploratory)" if is_outside or is_unplanned_look else judged.verdict
+
+
+def _prediction(group: Group) -> float | None:
+    """What was predicted for the row, where it is one number."""
+    predicted = {arm.prediction_nats for arm in group.arms} - {None}
+    return predicted.pop() if len(predicted) == 1 else None
 
 
 def _is_beyond(*deviations: float | None) -> bool | None:

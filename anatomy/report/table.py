@@ -27,6 +27,7 @@ from anatomy.report.data import (
     SetAside,
     Table,
 )
+from anatomy.report.diagnosis import read_diagnosis
 from anatomy.report.evidence import read_evidence
 from anatomy.report.exams import make_card
 from anatomy.report.finding import NAMED, attribution_findings, table_findings
@@ -232,6 +233,7 @@ def _table(
         samples=evidence.samples,
         shared=evidence.shared,
         tuning=[],
+        diagnosis=read_diagnosis(study.runs, groups),
     )
     return replace(table, findings=table_findings(table))
 

@@ -1,0 +1,115 @@
+"""What was measured inside the models of a table's first rows, over their seeds (see anatomy/diagnostics.py).
+
+Nothing found in a run's folder is trusted; what cannot be read is as if it were not there.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from anatomy.report.data import Copying, Diagnosis, Layers
+from anatomy.report.evidence import NUM_DETAILED
+from anatomy.report.gather import DAMAGE, LARGEST
+from anatomy.report.rows import Group
+from anatomy.runs import FINISHED, read_json
+
+FILE = "diagnostics.json"
+SUB_LAYERS, MOMENTS, WEIGHTS = ("attn", "ffn"), ("start", "last"), ("last", "best")
+
+Numbers = Sequence[float | None]
+Measured = Mapping[str, Any]
+"""What a run's file holds."""
+
+
+def read_diagnosis(runs: Path, groups: Sequence[Group]) -> Diagnosis | None:
+    """Read the diagnostics of a table's first rows; None where no run has any. `runs` is the folder of run folders.
+
+    Runs that diverged count too: how they started is why one looks.
+    """
+    finished = {group.name: [run.name for run in group.runs if run.status in FINISHED] for group in groups}
+    detailed = [(row, names) for row, names in finished.items() if names][:NUM_DETAILED]
+    by_row = {row: [found for name in names if (found := _measured(runs / name))] for row, names in detailed}
+
+    def layers(first: int, *path: str) -> list[Layers]:
+        lines = [_layers(row, first, [_numbers(one, path) for one in found]) for row, found in by_row.items()]
+        return [line for line in lines if line]
+
+    diagnosis = Diagnosis(
+        gradients={sub: layers(1, "gradients", "start", sub) for sub in SUB_LAYERS},
+        activations={moment: layers(0, "activations", moment) for moment in MOMENTS},
+        entropy_nats={moment: layers(1, "attention", moment, "entropy_nats") for moment in MOMENTS},
+        largest_logit={moment: layers(1, "attention", moment, "largest_logit") for moment in MOMENTS},
+        copying=[one for row, found in by_row.items() for weights in WEIGHTS if (one := _copying(row, found, weights))],
+    )
+    by_layer = (diagnosis.gradients, diagnosis.activations, diagnosis.entropy_nats, diagnosis.largest_logit)
+    return diagnosis if diagnosis.copying or any(lines for kind in by_layer for lines in kind.values()) else None
+
+
+def _measured(folder: Path) -> Measured:
+    try:
+        return read_json(folder / FILE, "file of diagnostics") or {}
+    except ValueError:
+        return {}
+
+
+def _numbers(measured: Measured, path: Sequence[str]) -> Numbers:
+    """A value a layer out of a run's file, the mean over heads where it has one a head; empty where there is no sound
+    list."""
+    try:
+        return [_number(value) for value in reduce(getitem, path, measured)]
+    except DAMAGE:
+        return []
+
+
+def _number(value: Any) -> float | None:
+    """A number, or the mean of several; None where it is, or one of them is, null. Raises ValueError on all else."""
+    if isinstance(value, list):
+        heads = [number for head in value if (number := _number(head)) is not None]
+        return fmean(heads) if heads and len(heads) == len(value) else None
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise ValueError(f"{value!r} is no number that it could be")
+    return value
+
+
+def _layers(row: str, first: int, by_run: Sequence[Numbers]) -> Layers | None:
+    """Over the runs that have as many layers as the first one."""
+    sound = [numbers for numbers in by_run if numbers]
+    sound = [numbers for numbers in sound if len(numbers) == len(sound[0])]
+    if not sound:
+        return None
+    layers = [[value for value in layer if value is not None] for layer in zip(*sound, strict=True)]
+    whole = [layer if len(layer) == len(sound) else None for layer in layers]
+
+    def over(summary: Callable[[list[float]], float]) -> Numbers:
+        return [summary(layer) if layer else None for layer in whole]
+
+    return Layers(row, first, over(fmean), over(min), over(max), len(sound))
+
+
+def _copying(row: str, by_run: Sequence[Measured], weights: str) -> Copying | None:
+    shares, longest = [], []
+    for measured in by_run:
+        with suppress(*DAMAGE):
+            of_weights = measured["copying"][weights]
+            share, chars = _number(of_weights["share"]), _number(of_weights["longest_chars"])
+            if share is not None and chars is not None:
+                shares.append(share)
+                longest.append(chars)
+    if not shares:
+        return None
+    return Copying(row, weights, fmean(shares), min(shares), max(shares), max(longest), len(shares))
+
+
+def diagnosis_notes(diagnosis: Diagnosis | None) -> list[str]:
+    """A line a row for what it copies; nothing where nothing was measured."""
+    by_row: dict[str, list[str]] = {}
+    for one in diagnosis.copying if diagnosis else ():
+        said = f"{one.share:.1%} with the {one.weights} weights, {one.longest_chars:,.0f} characters at most"
+        by_row.setdefault(one.row, []).append(said)
+    return [f"{row} writes training text word for word: {'; '.join(said)}" for row, said in by_row.items()]
