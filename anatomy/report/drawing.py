@@ -24,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 
 from anatomy.axes import AXES, BASES, COUNTERPARTS, Parts, differences
 from anatomy.report.data import AT_BEST, BASE_ROW, Row, Table
@@ -120,6 +120,19 @@ def _elided(line: str) -> str:
     half = LABEL_CELLS // 2
     tail = set_cell_size(line[::-1], half - 1)[::-1]
     return f"{set_cell_size(line, half)}…{tail}"
+
+
+def wrapped(text: str, num_cells: int) -> list[str]:
+    """The text as lines of at most so many columns, broken at blanks, or anywhere in a word that is longer."""
+    lines = [""]
+    for word in text.split(" "):
+        for piece in chop_cells(word, num_cells) or [""]:
+            joined = f"{lines[-1]} {piece}" if lines[-1] else piece
+            if cell_len(joined) <= num_cells:
+                lines[-1] = joined
+            else:
+                lines.append(piece)
+    return lines
 
 
 def text_width(text: str, size: float = SMALL) -> float:
@@ -234,7 +247,9 @@ def end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, Style]]) -> N
     bottom, top = axes.get_ylim()
     sizes = [labels_height([text]) * 72 / axes.bbox.height for _, _, text, _ in ends]
     heights = [min(max(y, bottom), top) for _, y, _, _ in ends]
-    places = spread([(y - bottom) / (top - bottom) for y in heights], sizes, 0, 1)
+    on_frame = axes.transData + axes.transAxes.inverted()
+    spots = on_frame.transform([(axes.get_xlim()[0], y) for y in heights])
+    places = spread([float(spot[1]) for spot in spots], sizes, 0, 1)
     for place, height, (x, _, text, style) in zip(places, heights, ends, strict=True):
         tie = {"arrowstyle": "-", "color": style.colour, "lw": 1, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 1}
         is_seen = x >= axes.get_xlim()[0]  # else a tie would pass for the line
