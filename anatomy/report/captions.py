@@ -55,6 +55,34 @@ CAPTIONS: Mapping[str, Caption] = {
         "left out. The numbers stand in the table of costs below.",
         "Cost is not drawn against quality: no costs differ among the rows that have a loss.",
     ),
+    "gradients": Caption(
+        "Gradients at the start, by layer",
+        "Before the first step: the norm of the loss's gradient over the weights of each block, those of attention "
+        "and of the FFN apart, each with its norm; the scale is one of powers. A line that is steep asks for one "
+        "learning rate below and another above; the warm-up is there to bridge that.",
+        "",  # these four are measured only where a study asks for it
+    ),
+    "activations": Caption(
+        "The residual stream, by layer",
+        "The root mean square of what blocks hand on, over tokens and channels of validation windows; the scale is "
+        "one of powers. Where the norm comes after the sum, the stream has its size after every block; where it comes "
+        "before the sub-layer, the stream adds up.",
+        "",
+    ),
+    "attention": Caption(
+        "Attention, by layer",
+        "The entropy of where a query looks: 0 is one place alone. Below, the largest of q·k / √K that any query had "
+        "with a key it may see: the larger, the nearer softmax is to choosing a single place, and to passing no "
+        "gradient on.",
+        "",
+    ),
+    "copying": Caption(
+        "What is copied",
+        "Each row went on from sixteen stretches of validation text, 200 characters each. The share is of the "
+        "characters written that stand in the training text word for word, in copies of 20 characters or more; the "
+        "prompt does not count. More with the last weights than with the best ones is what memorising looks like.",
+        "",
+    ),
     "walk": Caption(
         "The way from base to counterpart",
         "One part after another is swapped, in the order that the study walks, or that of the axes where it holds "
@@ -74,5 +102,45 @@ CAPTIONS: Mapping[str, Caption] = {
         "A cell is what two parts change together beyond the sum of what each changes. Blue and below 0: better "
         "together than apart; orange and above 0: worse. The deeper the colour, the larger the number in it.",
         "Interactions are not drawn: this needs the factorial or half of it.",
+    ),
+}
+
+EXAM_CAPTIONS: Mapping[str, Caption] = {
+    "norm": Caption(
+        "Loss, and the time of a call",
+        "At the left the test loss of each norm in each base, mean over seeds, with its least and greatest seed. At "
+        "the right what one call takes, forward and backward, over what LayerNorm takes in the same form: as the part "
+        "runs here, as PyTorch's own call, and written by hand. Below 1 is faster; the bar is a 95 % interval over "
+        "rounds in which all took turns.",
+        "No picture: neither a run is done nor a call timed.",
+    ),
+    "placement": Caption(
+        "How runs ended",
+        "A place is a combination: placement and init in its row, depth and warm-up in its column. It holds the mean "
+        "test loss of the runs that ended. Plain: trained; hatched: a plateau, no better than a table of single "
+        "characters; cross-hatched: diverged; parted: its runs ended differently. Below, where it was measured, the "
+        "norm of the gradient at each block before the first step, of the deepest models.",
+        "No picture: no run is done.",
+    ),
+    "pos": Caption(
+        "Beyond the length that was trained at",
+        "Above, the test loss with windows of different length, always over the same target characters; the dotted "
+        "line is the length that was trained at, and where a line ends in a cross its models read nothing longer. "
+        "Below, the loss by position in the longest window that a model reads. Bands run from the least seed to the "
+        "greatest.",
+        "No picture: no run that is done was tested at several lengths.",
+    ),
+    "attn": Caption(
+        "Loss, and what decoding takes",
+        "At the left the test loss by heads of keys and values, mean over seeds, with its least and greatest seed. In "
+        "the middle the bytes of the cache, and at the right the time of one decoded token, against the tokens in the "
+        "cache, for the larger model that was timed; the bar is a 95 % interval.",
+        "No picture: neither a run is done nor decoding timed.",
+    ),
+    "ffn": Caption(
+        "Loss, and the time of a training step",
+        "At the left the test loss of each FFN, matched to its base in parameters or in time, mean over seeds, with "
+        "its least and greatest seed. At the right what a training step takes over the base's, with a 95 % interval.",
+        "No picture: neither a run is done nor a training step timed.",
     ),
 }

@@ -1,6 +1,6 @@
 """An exam's card in words, for every view that shows one."""
 
-from anatomy.report.columns import bracketed
+from anatomy.report.columns import NOTHING, bracketed, number
 from anatomy.report.data import Card, Examined, Quantity
 
 NOT_YET = "not examined yet"
@@ -50,3 +50,35 @@ def details(claim: Examined) -> list[str]:
         *([f"note: {claim.note}"] if claim.note else []),
         *([f"rule: {claim.rule}"] if claim.rule else []),
     ]
+
+
+def picture_numbers(card: Card) -> list[list[str]]:
+    """The losses that a card's picture shows: a heading line, then lines. Empty where there are none."""
+    if card.map:
+        factors = list(card.map[0].factors)
+        lines = [
+            [f"{cell.base}, {cell.part}", *(cell.factors.get(factor, NOTHING) for factor in factors),
+             ", ".join(f"{num} {outcome}" for outcome, num in cell.outcomes.items()), _nats(cell.loss_nats)]
+            for cell in card.map
+        ]  # fmt: skip
+        return [["base and part", *factors, "runs", "test loss"], *lines]
+    if card.by_length:
+        lengths = sorted({length for line in card.by_length for length in line.x})
+        lines = []
+        for line in card.by_length:
+            losses = dict(zip(line.x, line.mean, strict=True))
+            lines.append([f"{line.base}, {line.row}", *(_nats(losses.get(length)) for length in lengths)])
+        return [["test loss at length", *(f"{length:g}" for length in lengths)], *lines]
+    return _loss_lines(card)
+
+
+def _loss_lines(card: Card) -> list[list[str]]:
+    lines = [
+        [f"{loss.base}, {loss.row}", _nats(loss.mean), _nats(loss.low), _nats(loss.high), str(loss.num_seeds)]
+        for loss in card.losses
+    ]
+    return [["base and row", "test loss", "least seed", "greatest seed", "seeds"], *lines] if lines else []
+
+
+def _nats(loss: float | None) -> str:
+    return number(loss, ".4f") or NOTHING

@@ -115,6 +115,7 @@ def _in_one(cells: Sequence[Table]) -> Table:
         by_knowledge=None,
         samples=[],
         shared=[],
+        diagnosis=None,
     )
 
 

@@ -18,8 +18,8 @@ MAX_PLACES = 12  # rows of a map, and columns of it, that there is room for
 FACTORS = {"model.n_layer": "{} layers", "train.warmup_steps": "warm-up {}"}  # others by the end of their name
 OUTCOMES: Mapping[str, tuple[str, float, str]] = {
     TRAINED: (COLOURS["pos"], 0.22, ""),
-    PLATEAU: (COLOURS["placement"], 0.35, "///"),
-    DIVERGED: (COLOURS["ffn"], 0.5, "xxx"),
+    PLATEAU: (COLOURS["placement"], 0.35, "//"),
+    DIVERGED: (COLOURS["ffn"], 0.5, "xx"),
 }
 """How a run ended -> colour, its strength, and the hatching that says it without colour."""
 CELL, GRADIENTS = 0.44, 1.85  # heights in inches: a place of the map, and the panels of gradients
@@ -138,7 +138,7 @@ def _draw_cell(axes: Axes, x: int, y: int, cell: MapCell | None) -> None:
         if num := cell.outcomes.get(outcome, 0):
             width = 0.96 * num / num_runs
             axes.add_patch(Rectangle((start, bottom), width, height, fc=colour, alpha=strength, lw=0))
-            axes.add_patch(Rectangle((start, bottom), width, height, fill=False, ec=INK, alpha=0.3, lw=0, hatch=hatch))
+            axes.add_patch(Rectangle((start, bottom), width, height, fill=False, ec=INK, alpha=0.55, lw=0, hatch=hatch))
             start += width
     axes.add_patch(Rectangle((left, bottom), 0.96, height, fill=False, ec=INK, lw=0.6, alpha=0.5))
     loss = [] if cell.loss_nats is None else [f"{cell.loss_nats:.3f}"]
