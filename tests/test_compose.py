@@ -185,6 +185,10 @@ def test_in_a_sweep_a_run_that_cannot_be_is_refused_alone() -> None:
         (["study=factorial", "seed=0"], 32, 32),
         (["study=half_factorial", "seed=0"], 17, 17),
         (["study=noise_floor"], 40, 40),
+        (["study=exam_norm"], 36, 36),
+        (["study=exam_placement"], 72, 72),
+        (["study=exam_placement", "seed=7,8"], 96, 96),  # both sweeps on the same seeds: the decisive cells once
+        (["study=exam_pos", "base=llama"], 15, 15),
         (["study=walk", "base=vanilla,gpt2", "swap=none,norm"], 12, 12),
     ],
 )
@@ -252,3 +256,47 @@ def test_a_study_plans_its_files_seeds_whatever_the_command_narrows() -> None:
     asked = read_command(["study=walk", "seed=0,7", "swap=none"], multirun=False)
     assert asked.study_seeds == (0, 1, 2) and {each.resolved["seed"] for each in asked.requests} == {0, 7}
     assert read_command(["-m", "seed=0,1"][1:], multirun=True).study_seeds == ()
+
+
+def test_a_studys_sweeps_are_products_of_their_own() -> None:
+    arms = {word: seeds for word, seeds in _seeds_by_norm(asked("study=exam_norm", "base=llama")).items()}
+    assert arms == {"layer": [0, 1, 2, 3, 4, 5], "rms": [0, 1, 2, 3, 4, 5], "layer_nobias": [0, 1, 2], "none": [0, 1, 2]}
+    assert asked("study=exam_norm").study_seeds == (0, 1, 2, 3, 4, 5)
+
+
+def _seeds_by_norm(given: Asked) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for request in given.requests:
+        found.setdefault(request.resolved["norm"]["name"], []).append(request.resolved["seed"])
+    return found
+
+
+def test_the_command_line_wins_over_every_sweep_of_a_study() -> None:
+    assert _seeds_by_norm(asked("study=exam_norm", "base=llama", "norm=rms", "seed=9")) == {"rms": [9]}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["study=exam_norm", "ffn=swiglu"], "ffn=swiglu: does not concern study=exam_norm, which examines norm; of parts it "
+         "takes norm=, or type study=exam_ffn"),
+        (["study=exam_pos", "swap=[pos,attn]"], "which examines pos"),
+        (["study=exam_placement", "tying=tied"], r"takes placement= and init=$"),
+    ],
+)  # fmt: skip
+def test_an_exam_refuses_a_part_that_it_does_not_concern(words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        asked(*words)
+
+
+@pytest.mark.parametrize("words", [["norm=rms,none"], ["base=gpt2"], ["swap=norm"], ["train.steps=5"]])
+def test_an_exam_takes_its_own_parts_and_whatever_is_no_part(words: list[str]) -> None:
+    assert asked("study=exam_norm", *words).requests
+
+
+def test_every_exam_is_named_after_its_axis() -> None:
+    exams = [name for name in names("study") if name.startswith("exam_")]
+    axes = {name: parse_config(asked(f"study={name}", "seed=0").requests[0].resolved)[0] for name in exams}
+    assert {name: config.study.exam for name, config in axes.items() if config and config.study} == {
+        f"exam_{axis}": axis for axis in SWAPPED_AXES
+    }

@@ -10,9 +10,11 @@ from anatomy.measures_file import Measures
 from anatomy.report.attribution import estimate
 from anatomy.report.data import Estimate, MapCell, Quantity
 from anatomy.report.gather import Arm, Run
+from anatomy.report.rows import typed_value
 
 Knobs = Mapping[str, float]
 NO_KNOBS: Knobs = {}
+WARMUP = "train.warmup_steps"
 TRAINED, PLATEAU, DIVERGED = "trained", "plateau", "diverged"
 
 
@@ -73,6 +75,21 @@ class Material:
             if seed in theirs
         }
         return {seed: one - two for seed, (one, two) in losses.items() if one is not None and two is not None}
+
+    def warmup_gaps(self, cell: MapCell) -> list[float]:
+        """What a cell without a warm-up loses against the same with one, in nats, mean over the seeds of both; empty
+        where there is no such pair."""
+        by_warmup: dict[bool, dict[int, float]] = {True: {}, False: {}}
+        alike = {factor: value for factor, value in cell.factors.items() if factor != WARMUP}
+        for arm in self.arms:
+            run = arm.found
+            if run is None or arm.base != cell.base or run.parts[self.axis] != cell.part:
+                continue
+            loss = run.numbers[self.metric]
+            if loss is not None and all(typed_value(run.settings.get(key)) == value for key, value in alike.items()):
+                by_warmup[run.settings.get(WARMUP) != 0].setdefault(run.seed, loss)
+        both = by_warmup[True].keys() & by_warmup[False].keys()
+        return [fmean(by_warmup[False][seed] - by_warmup[True][seed] for seed in both)] if both else []
 
     def rise(self, part: str, length: int, start: int, knobs: Knobs = NO_KNOBS) -> Quantity | None:
         """Test loss with windows of `length` minus that with windows of `start`, mean over bases, seed by seed."""
