@@ -169,7 +169,10 @@ def test_what_changes_a_result_changes_the_folder(tmp_path: Path, text_file: Pat
     assert job(tmp_path, text_file, "pos=rope").name != job(tmp_path, text_file, "pos=rope", word).name
 
 
-@pytest.mark.parametrize("word", ["scale=quick", "force=true", "dry_run=true", "attn.n_kv_head=2"])
+@pytest.mark.parametrize(
+    "word",
+    ["scale=quick", "force=true", "dry_run=true", "attn.n_kv_head=2", "diagnostics=[copying]", "predict.attn=-0.1"],
+)
 def test_what_does_not_change_a_result_keeps_the_folder(tmp_path: Path, text_file: Path, word: str) -> None:
     assert job(tmp_path, text_file, "attn=gqa").name == job(tmp_path, text_file, "attn=gqa", word).name
 

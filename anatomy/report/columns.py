@@ -25,6 +25,11 @@ class Column:
 def verdict_columns(table: Table) -> list[Column]:
     """What a row came to, and how sure that is. Loss, spread and difference are of the table's metric."""
     at_best = table.metric == AT_BEST
+    predicted = Column(
+        "predicted",
+        "the difference that was predicted before the row was run",
+        lambda row: number(row.prediction_nats, "+.4f"),
+    )
     return [
         Column("seeds", "runs that are done, and how many the base shares their seed with", _seeds),
         Column(
@@ -37,6 +42,7 @@ def verdict_columns(table: Table) -> list[Column]:
             "row minus base, over the seeds they share; below 0 is better",
             lambda row: number(row.difference_nats, "+.4f"),
         ),
+        *([predicted] if any(row.prediction_nats is not None for row in table.rows) else []),
         Column(
             f"{100 * (1 - table.alpha):g} % interval",
             "of the difference, for all rows of the table at once",

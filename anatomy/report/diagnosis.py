@@ -113,3 +113,38 @@ def diagnosis_notes(diagnosis: Diagnosis | None) -> list[str]:
         said = f"{one.share:.1%} with the {one.weights} weights, {one.longest_chars:,.0f} characters at most"
         by_row.setdefault(one.row, []).append(said)
     return [f"{row} writes training text word for word: {'; '.join(said)}" for row, said in by_row.items()]
+
+
+def diagnosis_numbers(diagnosis: Diagnosis | None) -> dict[str, list[list[str]]]:
+    """The numbers behind each figure of a diagnosis: a heading line, then lines."""
+    if diagnosis is None:
+        return {}
+    copies = [
+        [
+            *(one.row, one.weights, f"{one.share:.1%}"),
+            *(f"{one.share_low:.1%} to {one.share_high:.1%}", f"{one.longest_chars:,.0f}"),
+        ]
+        for one in diagnosis.copying
+    ]
+    return {
+        "gradients": _by_layer({"of": diagnosis.gradients}),
+        "activations": _by_layer({"weights": diagnosis.activations}),
+        "attention": _by_layer({"entropy": diagnosis.entropy_nats, "largest logit": diagnosis.largest_logit}),
+        "copying": [["row", "weights", "copied", "least to greatest seed", "longest copy, characters"], *copies],
+    }
+
+
+def _by_layer(kinds: Mapping[str, Mapping[str, Sequence[Layers]]]) -> list[list[str]]:
+    lines = [
+        (layers.first, [layers.row, " ".join([*([kind] if len(kinds) > 1 else []), at])], layers.mean)
+        for kind, by in kinds.items()
+        for at, found in by.items()
+        for layers in found
+    ]
+    most = max((len(mean) for *_, mean in lines), default=0)
+    first = lines[0][0] if lines else 0
+    cells = [
+        [*names, *("–" if value is None else f"{value:.3g}" for value in mean), *[""] * (most - len(mean))]
+        for _, names, mean in lines
+    ]
+    return [["row", "what", *(f"layer {first + i}" for i in range(most))], *cells]

@@ -17,7 +17,7 @@ def table_findings(table: Table) -> dict[str, str]:
         return {"verdict": f"Against {table.base}: diverged: {_list(diverged)}."} if diverged else {}
     ordered = sorted(swaps, key=lambda row: -abs(row.difference_nats or 0))
     sentences = {
-        "verdict": _verdict(table, swaps),
+        "verdict": " ".join([_verdict(table, swaps), *_predictions(swaps)]),
         "forest": _forest(table, ordered[0]),
         "curves": _curves(table),
         "position": _position(table.by_position, ordered),
@@ -44,6 +44,23 @@ def _verdict(table: Table, swaps: Sequence[Row]) -> str:
     return f"{held} {'; '.join(f'{said.get(word, word)}: {_list(rows)}' for word, rows in groups.items() if rows)}."
 
 
+def _predictions(rows: Sequence[Row]) -> list[str]:
+    """What was predicted, and what came of it: a sentence, or none."""
+    told = []
+    for row in rows:
+        if row.prediction_nats is not None:
+            measured = f"{row.name} {row.prediction_nats:+.3f}, measured {row.difference_nats:+.3f}"
+            told.append(measured + _held(row.prediction_nats, row.ci_low, row.ci_high))
+    return [f"Predicted: {_some(told, '; ')}."] if told else []
+
+
+def _held(prediction_nats: float, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return " without an interval"
+    what = "holds the prediction" if low <= prediction_nats <= high else "leaves the prediction out"
+    return f" ({low:+.3f} to {high:+.3f}, which {what})"
+
+
 def _list(rows: Sequence[Row]) -> str:
     ordered = sorted(rows, key=lambda row: -abs(row.difference_nats or 0))
     return _some([f"{row.name} ({_qualified(row)})" if row.num_pairs else row.name for row in ordered])
@@ -55,8 +72,8 @@ def _qualified(row: Row) -> str:
     return ", ".join([*words, "unmatched"] if row.unmatched else words)
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+def _some(names: Sequence[str], joint: str = ", ") -> str:
+    return joint.join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _forest(table: Table, strongest: Row) -> str:

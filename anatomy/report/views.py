@@ -15,6 +15,7 @@ from anatomy.report.cards import card_title, details, facts, measured, statement
 from anatomy.report.cells import shown_tables
 from anatomy.report.columns import Column, cost_columns, estimate, verdict_columns
 from anatomy.report.data import Attribution, Card, Estimate, Report, Row, Table, Tuning
+from anatomy.report.diagnosis import diagnosis_notes
 from anatomy.report.words import MINUS, visible, with_minus
 
 NARROW, GAP = 40, 2  # columns that a name may take before it wraps, and between two columns
@@ -188,6 +189,7 @@ def notes(table: Table) -> list[str]:
         tables = ", ".join(f"{n} {value:.3f}" for n, value in table.rungs.items() if n != "xz")
         lines.append(f"rungs, nats: n-gram tables of n = {tables}; xz {table.rungs['xz']:.3f}")
     lines += [_tuning(one) for one in table.tuning]
+    lines += diagnosis_notes(table.diagnosis)
     lines += [f"set aside: {aside.run}: {aside.reason}" for aside in table.set_aside]
     if table.registration:
         started = f" (started {table.registration.started})" if table.registration.started else ""
