@@ -4,10 +4,8 @@ Everything is interleaved in one process, so that a machine whose speed drifts s
 """
 
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,9 +16,9 @@ from anatomy.build import build_model
 from anatomy.config import Config
 from anatomy.corpus import BatchOrder, Corpus, Vocabulary
 from anatomy.model import Transformer, initialise
+from anatomy.stopwatch import Task, take_turns, wait
 from anatomy.train import Training
 
-Task = Callable[[], None]
 FIRST_CODE_POINT = 0x4E00  # made-up text: that many CJK characters, drawn at random
 
 
@@ -40,27 +38,25 @@ def time_steps(configs: Mapping[str, Config], *, num_symbols: int, rounds: int) 
         training = _training(config, num_symbols, torch.device("cpu"))
         shapes = product_shapes(training.model, config.train.batch_size, config.model.ctx_len)
         tasks += [training.step, _products(shapes, training.device)]
-    times = _take_turns(tasks, rounds)
+    times = take_turns(tasks, rounds)
     return {name: _summary(*times[2 * i : 2 * i + 2]) for i, name in enumerate(configs)}
 
 
 def step_ms(*configs: Config, num_symbols: int, device: torch.device, rounds: int) -> list[float]:
     """Median milliseconds of a training step of each config, taking turns."""
-    trainings = [_training(config, num_symbols, device) for config in configs]
+    steps = [training_step(config, num_symbols, device) for config in configs]
+    return [statistics.median(times) for times in take_turns(steps, rounds)]
 
-    def step(training: Training) -> None:
+
+def training_step(config: Config, num_symbols: int, device: torch.device) -> Task:
+    """A training step of a config on made-up text, whole on the device when it returns."""
+    training = _training(config, num_symbols, device)
+
+    def step() -> None:
         training.step()
-        _wait(device)
+        wait(device)
 
-    return [statistics.median(times) for times in _take_turns([partial(step, t) for t in trainings], rounds)]
-
-
-def _take_turns(tasks: Sequence[Task], rounds: int) -> list[list[float]]:
-    """Milliseconds of each task, round by round. A first call, which pays for allocations and kernels, is not timed."""
-    for task in tasks:
-        task()
-    by_round = [[_milliseconds(task) for task in tasks] for _ in range(rounds)]
-    return [list(times) for times in zip(*by_round, strict=True)]
+    return step
 
 
 def ratio_of_medians(times: Mapping[str, Timing], name: str, other: str) -> float:
@@ -101,7 +97,7 @@ def _products(shapes: Sequence[tuple[int, ...]], device: torch.device) -> Task:
                 torch.matmul(left, right.mT)
             torch.matmul(grad, right)
             torch.matmul(grad.mT, left)
-        _wait(device)
+        wait(device)
 
     return run
 
@@ -122,20 +118,9 @@ def _made_up_corpus(num_symbols: int) -> Corpus:
     return Corpus("made up", "", vocabulary, ids, "tail", everything, everything, everything)
 
 
-def _milliseconds(task: Task) -> float:
-    began = time.perf_counter()
-    task()
-    return 1e3 * (time.perf_counter() - began)
-
-
 def _summary(steps: Sequence[float], products: Sequence[float]) -> Timing:
     return Timing(
         statistics.median(steps),
         statistics.median(products),
         statistics.median(step / product for step, product in zip(steps, products, strict=True)),
     )
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -44,8 +44,8 @@ class StepTimes:
         """
         num_symbols = len(corpus.vocabulary)
         base, base_model = build_base(config, num_symbols)
-        ours = _timed(config, build_model(config, num_symbols), corpus)
-        bases = _timed(base, base_model, corpus)
+        ours = timed(config, build_model(config, num_symbols), corpus.sha256)
+        bases = timed(base, base_model, corpus.sha256)
         if ours == bases:
             return config.train.steps
         device_word = device_name(device)
@@ -76,8 +76,8 @@ class StepTimes:
         return (read_json(self._path, "table of step times") or {"times": {}})["times"]
 
 
-def _timed(config: Config, model: Transformer, corpus: Corpus) -> dict[str, Any]:
+def timed(config: Config, model: Transformer, corpus_sha256: str | None) -> dict[str, Any]:
     """What decides how long a step of a model takes, the device aside."""
-    whole = identity(config.model_dump(mode="json"), derived(model), corpus.sha256)
+    whole = identity(config.model_dump(mode="json"), derived(model), corpus_sha256)
     train = {key: value for key, value in whole["train"].items() if key not in NO_MATTER_IN_TRAIN}
     return {key: value for key, value in whole.items() if key not in NO_MATTER} | {"train": train}

@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
+import pytest
 import torch
 from conftest import TINY, compose, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from anatomy.bench import product_shapes, time_steps
+from anatomy.cli.bench import main
+from anatomy.stopwatch import Task
 
 
 def test_the_products_are_those_of_one_forward_pass() -> None:
@@ -35,3 +39,22 @@ def test_the_command_prints_a_row_a_base() -> None:
     words = ["train", "--scale", "quick", "--vocab-size", "65", "--rounds", "1", "model.n_layer=1"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert "vanilla" in done.stdout and "llama / vanilla" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["norm", "decode"])
+def test_tables_of_measures_are_whole_when_piped(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("anatomy.norm_calls.take_turns_for", made_up_times)
+    monkeypatch.setattr("anatomy.decode_steps.take_turns_for", made_up_times)
+    monkeypatch.setattr(sys, "argv", ["anatomy-bench", name, "--threads", "1"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    *table, footer = capsys.readouterr().out.splitlines()
+    assert not ended.value.code and len({len(line) for line in table}) == 1
+    assert len(table) == 1 + {"norm": 3 * 3 * 3, "decode": 5 * 3 + 5 * 4}[name]
+    assert all("[1.00, 1.00]" in line for line in table[1:]) and "9 rounds" in footer
+
+
+def made_up_times(tasks: Sequence[Task], seconds: float) -> list[list[float]]:
+    return [[2.0] * 9 for _ in tasks]

@@ -1,39 +1,46 @@
 """anatomy-bench: speed, side by side."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from anatomy import __version__
 from anatomy.cli.common import console, run_click
 
+if TYPE_CHECKING:
+    from anatomy.config import Config
+
+_threads = click.option(
+    "--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of what is timed."
+)
+_vocab_size = click.option(
+    "--vocab-size", default=1719, show_default=True, type=click.IntRange(2, 20_000), help="Characters."
+)
+_INTERVALS = "medians, in brackets their 95 % intervals"
+
 
 @click.group(name="anatomy-bench")
 @click.version_option(__version__)
 def command() -> None:
-    """Speed of the bases, side by side, interleaved in one process."""
+    """Speed, side by side, interleaved in one process."""
 
 
 @command.command()
 @click.option("--scale", default="article", show_default=True, help="Sizes and batch, one of conf/scale.")
-@click.option("--vocab-size", default=1719, show_default=True, type=click.IntRange(2, 20_000), help="Characters.")
+@_vocab_size
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(1), help="Steps timed of each base.")
-@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of each step.")
+@_threads
 @click.argument("settings", nargs=-1)
 def train(scale: str, vocab_size: int, rounds: int, threads: int, settings: tuple[str, ...]) -> None:
     """Time a training step of vanilla and llama against its bare matrix products. SETTINGS go to both."""
     from rich.table import Table
 
     from anatomy.bench import ratio_of_medians, time_steps
-    from anatomy.compose import read_command
-    from anatomy.config import parse_config
-    from anatomy.errors import UserError
 
-    configs = {}
-    for base in ("vanilla", "llama"):
-        words = [f"base={base}", f"scale={scale}", f"train.threads={threads}", *settings]
-        config, faults = parse_config(read_command(words, multirun=False).requests[0].resolved)
-        if config is None:
-            raise UserError("\n".join(faults))
-        configs[base] = config
+    configs = {
+        base: _config(base, f"scale={scale}", f"train.threads={threads}", *settings) for base in ("vanilla", "llama")
+    }
     times = time_steps(configs, num_symbols=vocab_size, rounds=rounds)
     table = Table("base", "step, ms", "matrix products, ms", "step / products", box=None)
     for base, measured in times.items():
@@ -44,6 +51,97 @@ def train(scale: str, vocab_size: int, rounds: int, threads: int, settings: tupl
     out.print(
         f"llama / vanilla: {ratio_of_medians(times, 'llama', 'vanilla'):.2f} (medians of {rounds} rounds, in turns)"
     )
+
+
+@command.command()
+@_threads
+def norm(threads: int) -> None:
+    """Time each norm alone, as it runs here, as PyTorch's own call and by hand. On the CPU."""
+    import torch
+
+    from anatomy.measures import take
+
+    measured = take(["norm_calls"], [], 2, torch.device("cpu"), threads)["norm_calls"]
+    rows = [
+        (
+            str(row["width"]),
+            row["norm"],
+            row["form"],
+            f"{row['num_params']:,}",
+            f"{row['forward_ns']:,.0f}",
+            *_with_interval(row, "forward_over_layer"),
+            f"{row['both_ns']:,.0f}",
+            *_with_interval(row, "both_over_layer"),
+        )
+        for row in measured["rows"]
+    ]
+    heads = ("width", "norm", "form", "parameters", "forward, ns", "/ layer", "", "with backward, ns", "/ layer", "")
+    _print_table(heads, rows, left=("norm", "form", ""))
+    fused = "has" if measured["has_fused_rms_norm"] else "has no"
+    console().print(
+        f"{measured['rows'][0]['num_tokens']:,} tokens a call; {_INTERVALS}, of {measured['num_rounds']} rounds; "
+        f"the cpu {fused} fused kernel for F.rms_norm"
+    )
+
+
+@command.command()
+@click.option("--scale", default="quick", show_default=True, help="The smaller of the two sizes, one of conf/scale.")
+@_vocab_size
+@_threads
+def decode(scale: str, vocab_size: int, threads: int) -> None:
+    """Time one token decoded with a cache of 1k to 16k tokens, by key-value heads. On the CPU."""
+    import torch
+
+    from anatomy.measures import take
+
+    config = _config("llama", f"scale={scale}")
+    measured = take(["decode"], [config], vocab_size, torch.device("cpu"), threads)["decode"]
+    rows = [
+        (
+            f"{row['width']}x{row['n_layer']}",
+            f"{row['n_kv_head']}/{row['n_head']}",
+            f"{row['num_cached']:,}",
+            f"{row['cache_bytes'] / 2**20:,.2f}",
+            f"{row['step_us']:,.0f}",
+            f"{row['tokens_per_s']:,.0f}",
+            *_with_interval(row, "over_full_heads"),
+            f"{100 * row['attending_share']:.0f} %",
+        )
+        for row in measured["rows"]
+    ]
+    heads = ("size", "KV heads", "cached", "cache, MiB", "step, us", "tokens/s", "/ full heads", "", "attending")
+    _print_table(heads, rows, left=("",))
+    console().print(
+        f"{_INTERVALS}, of at least {measured['num_rounds']} rounds; "
+        "attending: the share of a step that is gone where nothing is cached"
+    )
+
+
+def _config(base: str, *words: str) -> "Config":
+    from anatomy.compose import read_command
+    from anatomy.config import parse_config
+    from anatomy.errors import UserError
+
+    config, faults = parse_config(read_command([f"base={base}", *words], multirun=False).requests[0].resolved)
+    if config is None:
+        raise UserError("\n".join(faults))
+    return config
+
+
+def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str]) -> None:
+    """Columns are right-aligned but for those whose head is in `left`."""
+    from rich.table import Table
+
+    table = Table(box=None)
+    for head in heads:
+        table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def _with_interval(row: dict[str, Any], key: str) -> tuple[str, str]:
+    return f"{row[key]:.2f}", f"[{row[f'{key}_low']:.2f}, {row[f'{key}_high']:.2f}]"
 
 
 def main() -> None:

@@ -1,0 +1,93 @@
+"""The timed measures that a study asks for beside its runs, kept in its folder as measures.json."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anatomy.arm_steps import arm_steps, arms_sha256, distinct_arms
+from anatomy.config import Config
+from anatomy.decode_steps import decode_steps
+from anatomy.files import write_json
+from anatomy.measures_file import MEASURES_FILE, Measures, read_measures
+from anatomy.norm_calls import norm_calls
+from anatomy.record import commit, device_name
+from anatomy.runs import SCHEMA
+
+_Measure = Callable[[Sequence[Config], int, torch.device], dict[str, Any]]
+_MEASURES: Mapping[str, _Measure] = {
+    "norm_calls": lambda configs, num_symbols, device: norm_calls(device),
+    "decode": lambda configs, num_symbols, device: decode_steps(configs[0], num_symbols, device),
+    "train_step": arm_steps,
+}
+KINDS = tuple(_MEASURES)
+
+
+def take(
+    kinds: Sequence[str], configs: Sequence[Config], num_symbols: int, device: torch.device, threads: int
+) -> dict[str, Any]:
+    """Measure some of KINDS for a study's configs on a text of `num_symbols` characters: what measures.json holds.
+
+    `decode` takes its smaller size from the first config. All runs on `threads` threads, whatever the configs say.
+    """
+    configs = [_with_threads(config, threads) for config in configs]
+    with _threads(threads):
+        measured = {kind: _MEASURES[kind](configs, num_symbols, device) for kind in kinds}
+    return {
+        "schema": SCHEMA,
+        "device": device_name(device),
+        "threads": threads,
+        "torch": torch.__version__,
+        "commit": commit(),
+        **measured,
+    }
+
+
+def ensure_measures(
+    folder: Path,
+    kinds: Sequence[str],
+    configs: Sequence[Config],
+    num_symbols: int,
+    device: torch.device,
+    threads: int,
+) -> bool:
+    """Take a study's measures and keep them in its folder. False if a sound file there answers the same question."""
+    kept = read_measures(folder)
+    if kept is not None and _answers(kept, kinds, configs, num_symbols, device, threads):
+        return False
+    measured = take(kinds, configs, num_symbols, device, threads)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / MEASURES_FILE, measured)
+    return True
+
+
+def _answers(
+    kept: Measures,
+    kinds: Sequence[str],
+    configs: Sequence[Config],
+    num_symbols: int,
+    device: torch.device,
+    threads: int,
+) -> bool:
+    if (kept["device"], kept["threads"]) != (device_name(device), threads) or not set(kinds) <= set(kept):
+        return False
+    if "train_step" not in kinds:
+        return True
+    arms = distinct_arms([_with_threads(config, threads) for config in configs], num_symbols)
+    return kept["train_step"]["arms_sha256"] == arms_sha256(arms)
+
+
+def _with_threads(config: Config, threads: int) -> Config:
+    return config.model_copy(update={"train": config.train.model_copy(update={"threads": threads})})
+
+
+@contextmanager
+def _threads(num: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
