@@ -313,6 +313,15 @@ def test_projections_are_what_the_product_is_made_of(kv_heads: int) -> None:
     torch.testing.assert_close(part.o_proj(mixed.transpose(1, 2).flatten(-2)), part(x, rotation))
 
 
+@pytest.mark.parametrize("kv_heads", [1, 3, 6])
+def test_attention_says_which_of_the_heads_it_turns_are_queries(kv_heads: int) -> None:
+    part, x = attn.GroupedQuery(10, 6, 4, False, n_kv_head=kv_heads), torch.randn(2, 5, 10)
+    q, k, _ = part.project(x, pos.BrokenRoPEQueriesOnly(4).rotation(torch.arange(5)))
+    healthy_q, _, _ = part.project(x, RoPE(4).rotation(torch.arange(5)))
+    _, unturned_k, _ = part.project(x, None)
+    torch.testing.assert_close((q, k), (healthy_q, unturned_k), rtol=0, atol=0)
+
+
 def test_grouped_query_with_all_heads_is_multi_head() -> None:
     grouped, multi = attn.GroupedQuery(8, 4, 2, True, n_kv_head=4), attn.MultiHead(8, 4, 2, True)
     multi.load_state_dict(grouped.state_dict())
