@@ -12,7 +12,10 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
 from anatomy.axes import COUNTERPARTS
 from anatomy.report.attribution_figures import ATTRIBUTION_FIGURES, attribution_name
+from anatomy.report.card_picture import card_name, card_picture
+from anatomy.report.cells import is_joined, shown_tables
 from anatomy.report.data import BASE_ROW, Breakdown, Curve, Report, Row, Table
+from anatomy.report.diagnosis_figures import DIAGNOSIS_FIGURES
 from anatomy.report.drawing import (
     BASE_STYLE,
     INK,
@@ -89,8 +92,10 @@ def forest(tables: Sequence[Table]) -> Figure | None:
         metric = metric_name(panels[0][0].metric)
         axes.set_xlabel(f"difference in {metric}, {NATS}: row minus base; left of 0 is better")
         cut = "; an arrow: runs on beyond the picture" if _is_cut(panels, low, high) else ""
+        is_predicted = any(row.prediction_nats is not None for _, rows in panels for row in rows)
+        predicted = "; open diamond: predicted" if is_predicted else ""
         note(figure, "thick: simultaneous over the rows of the table; thin: the row's own 95 % interval; "
-                     f"shaded: the margin; hollow: no interval{cut}")  # fmt: skip
+                     f"shaded: the margin; hollow: no interval{predicted}{cut}")  # fmt: skip
     return figure
 
 
@@ -102,7 +107,7 @@ def _verdict(row: Row) -> str:
 def _extent(row: Row) -> tuple[float, float] | None:
     if row.difference_nats is None:
         return None
-    ends = [row.difference_nats, *(end for end in (row.ci_low, row.ci_high) if end is not None)]
+    ends = [row.difference_nats, *(end for end in (row.ci_low, row.ci_high, row.prediction_nats) if end is not None)]
     return min(ends), max(ends)
 
 
@@ -162,6 +167,8 @@ def _forest_row(axes: Axes, y: int, row: Row, style: Style) -> None:
                 axes.plot(edge, y, marker=marker, color=style.colour, clip_on=False, ms=6)
             elif width < 2:
                 axes.plot(end, y, marker="|", color=style.colour, ms=7, mew=1.3)
+    if row.prediction_nats is not None and low <= row.prediction_nats <= high:
+        axes.plot(row.prediction_nats, y, marker="D", color=INK, mfc="none", ms=9, mew=1.1)
     if low <= row.difference_nats <= high:
         face = "none" if row.ci_low is None else style.colour
         axes.plot(row.difference_nats, y, marker=style.marker, color=style.colour, mfc=face, ms=6, mew=1.4)
@@ -397,11 +404,13 @@ TABLE_FIGURES: Mapping[str, Callable[[Table], Figure | None]] = {
     "position": position,
     "knowledge": knowledge,
     "cost": cost,
+    **DIAGNOSIS_FIGURES,
 }
 
 
 def write_figures(report: Report, folder: Path) -> list[Path]:
-    """Save every figure that the page has as SVG and PNG; the folder must be there. Returns the files.
+    """Save every figure that the page has as SVG and PNG, those of exams with their cards around them; the folder must
+    be there. Returns the files.
 
     Raises OSError.
     """
@@ -413,7 +422,11 @@ def write_figures(report: Report, folder: Path) -> list[Path]:
 
 
 def _drawn(report: Report) -> Iterator[tuple[str, Figure]]:
-    for tables in directions(report.studies[:MAX_TABLES]):
+    for card in report.exams:
+        if figure := card_picture(card):
+            yield card_name(card), figure
+    drawn = [table for table in shown_tables(report.studies) if not is_joined(table)]
+    for tables in directions(drawn[:MAX_TABLES]):
         if figure := forest(tables):
             yield forest_name(tables), figure
         for table in tables:

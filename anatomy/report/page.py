@@ -11,10 +11,27 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from anatomy.report.attribution_figures import ATTRIBUTION_FIGURES, attribution_name
-from anatomy.report.captions import CAPTIONS, Caption
+from anatomy.report.captions import CAPTIONS, EXAM_CAPTIONS, Caption
+from anatomy.report.cards import card_title, interval, picture_numbers, value, verdict_of
+from anatomy.report.cells import is_joined, shown_tables
 from anatomy.report.columns import NOTHING, Column, cost_columns, estimate, number, verdict_columns
-from anatomy.report.data import BASE_ROW, Attribution, Breakdown, Report, Table
+from anatomy.report.data import (
+    BASE_ROW,
+    CONTRADICTED,
+    NOT_SEEN,
+    OUTSIDE,
+    SUPPORTED,
+    Attribution,
+    Breakdown,
+    Card,
+    Examined,
+    Quantity,
+    Report,
+    Table,
+)
+from anatomy.report.diagnosis import diagnosis_numbers
 from anatomy.report.drawing import svg
+from anatomy.report.exam_figures import exam_name, exam_picture
 from anatomy.report.figures import (
     MAX_ROWS,
     MAX_TABLES,
@@ -27,6 +44,7 @@ from anatomy.report.figures import (
 from anatomy.report.words import visible, with_minus
 
 VERDICTS = ("better", "worse", "equivalent", "inconclusive", "diverged")
+BADGES = {SUPPORTED: "supported", CONTRADICTED: "contradicted", NOT_SEEN: "unseen", OUTSIDE: "outside"}
 WORDS = (*VERDICTS, "failed", "interrupted", "unmatched", "over-fitted")  # which are coloured
 Numbers = Sequence[Sequence[str]]
 """A heading line, then lines."""
@@ -37,15 +55,11 @@ class Picture:
     """A figure in the page; `drawing` is None where its data is missing."""
 
     place: str
-    kind: str
+    caption: Caption
     name: str
     sentences: Sequence[str]
     drawing: Markup | None
     numbers: Numbers = ()
-
-    @property
-    def caption(self) -> Caption:
-        return CAPTIONS[self.kind]
 
 
 def _number(value: float | None, form: str) -> str | None:
@@ -71,7 +85,8 @@ def _grid(table: Table, columns: Sequence[Column]) -> Grid:
     lines = []
     for i, row in enumerate(table.rows):
         line = [(_class(column, cells[i]), with_minus(cells[i] or NOTHING)) for column, cells in kept]
-        lines.append((row.name, "base" if row.name == BASE_ROW else "", line))
+        is_base = row.name == BASE_ROW or (is_joined(table) and row.name.endswith(f": {table.base}"))
+        lines.append((row.name, "base" if is_base else "", line))
     return Grid([column for column, _ in kept], lines)
 
 
@@ -106,10 +121,11 @@ def _part(place: str, table: Table, *, with_figures: bool) -> Part:
 
 @dataclass(frozen=True)
 class Section:
-    """A study in one or both directions."""
+    """A study in one or both directions; `forest` is None where no figures are drawn of it."""
 
     parts: Sequence[Part]
     forest: Picture | None
+    is_joined: bool
 
     @property
     def bases(self) -> str:
@@ -119,16 +135,21 @@ class Section:
 def to_html(report: Report) -> str:
     """The whole page. Figures show the first MAX_TABLES tables and their first MAX_ROWS rows; the page says so."""
     sections: list[Section] = []
-    num_tables = 0
-    for tables in directions(report.studies):
+    num_tables, num_drawn = 0, 0
+    for tables in directions(list(shown_tables(report.studies))):
         parts = []
         for table in tables:
             num_tables += 1
-            parts.append(_part(f"t{num_tables}", table, with_figures=num_tables <= MAX_TABLES))
-        sections.append(Section(parts, _forest(f"g{len(sections)}", tables) if num_tables <= MAX_TABLES else None))
+            num_drawn += not is_joined(table)
+            has_figures = num_drawn <= MAX_TABLES and not is_joined(table)
+            parts.append(_part(f"t{num_tables}", table, with_figures=has_figures))
+        figure = _forest(f"g{len(sections)}", tables) if has_figures else None
+        sections.append(Section(parts, figure, is_joined(tables[0])))
     return _template().render(
         report=report,
+        exams=[_exam(f"e{i}", card) for i, card in enumerate(report.exams)],
         sections=sections,
+        num_tables=num_tables,
         attributions=[(one, _attributed(f"a{i}", one)) for i, one in enumerate(report.attribution[:MAX_TABLES])],
         max_rows=MAX_ROWS,
         max_tables=MAX_TABLES,
@@ -145,7 +166,7 @@ def _template() -> Template:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
     )
-    environment.filters |= {"lines": _lines, "pretty": _pretty}
+    environment.filters |= {"lines": _lines, "pretty": _pretty, "verdict": verdict_of}
     return environment.get_template("page.html.j2")
 
 
@@ -158,34 +179,73 @@ def _pretty(value: object) -> Markup:
     return _lines(json.dumps(value, indent=1, ensure_ascii=False, default=str))
 
 
+# ------------------------------------------------------------------------------------------------ exams
+
+
+@dataclass(frozen=True)
+class Exam:
+    """A card with all that the page shows of it; `place` is its id in the page."""
+
+    place: str
+    card: Card
+    claims: Sequence[tuple[Examined, str, Numbers]]
+    picture: Picture
+
+    @property
+    def title(self) -> str:
+        return card_title(self.card)
+
+
+def _exam(place: str, card: Card) -> Exam:
+    picture = _picture(
+        f"{place}-picture",
+        EXAM_CAPTIONS[card.axis],
+        exam_name(card),
+        [],
+        exam_picture(card),
+        picture_numbers(card),
+    )
+    claims = [(claim, BADGES.get(claim.verdict or "", "open"), _measured(claim.measured)) for claim in card.claims]
+    return Exam(place, card, claims, picture)
+
+
+def _measured(quantities: Sequence[Quantity]) -> Numbers:
+    """What was measured and its value; a third column holds intervals, where there are any."""
+    lines = [[one.what, with_minus(value(one)), with_minus(interval(one).strip(" ()"))] for one in quantities]
+    num_columns = 3 if any(ends for _, _, ends in lines) else 2
+    headings = ["measured", "value", "95 % interval"]
+    return [[cell or NOTHING for cell in line[:num_columns]] for line in [headings, *lines]] if lines else ()
+
+
 # ------------------------------------------------------------------------------------------------ figures
 
 
 def _picture(
-    place: str, kind: str, name: str, sentences: Sequence[str], figure: Figure | None, numbers: Numbers = ()
+    place: str, caption: Caption, name: str, sentences: Sequence[str], figure: Figure | None, numbers: Numbers = ()
 ) -> Picture:
     """`place` is the figure's id in the page, and stands before the ids in its SVG."""
     drawing = None if figure is None else Markup(svg(figure, f"{place}-"))
-    return Picture(place, kind, name, sentences, drawing, numbers)
+    return Picture(place, caption, name, sentences, drawing, numbers)
 
 
 def _forest(place: str, tables: Sequence[Table]) -> Picture:
     found = [table.findings["forest"] for table in tables if "forest" in table.findings]
-    return _picture(place, "forest", forest_name(tables), found, forest(tables))
+    return _picture(place, CAPTIONS["forest"], forest_name(tables), found, forest(tables))
 
 
 def _pictures(place: str, table: Table) -> list[Picture]:
-    numbers = {
+    numbers: dict[str, Numbers] = {
         "tuning": _rates(table),
         "curves": _last_losses(table),
         "position": _binned(table.by_position),
         "knowledge": _binned(table.by_knowledge),
+        **diagnosis_numbers(table.diagnosis),
     }
     pictures = []
     for kind, draw in TABLE_FIGURES.items():
         found = [table.findings[kind]] if kind in table.findings else []
         name = table_name(table, kind)
-        pictures.append(_picture(f"{place}-{kind}", kind, name, found, draw(table), numbers.get(kind, ())))
+        pictures.append(_picture(f"{place}-{kind}", CAPTIONS[kind], name, found, draw(table), numbers.get(kind, ())))
     return pictures
 
 
@@ -228,7 +288,7 @@ def _attributed(place: str, attribution: Attribution) -> list[Picture]:
     return [
         _picture(
             f"{place}-{kind}",
-            kind,
+            CAPTIONS[kind],
             attribution_name(attribution, kind),
             [attribution.findings[kind]] if kind in attribution.findings else [],
             draw(attribution),
