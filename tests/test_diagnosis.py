@@ -168,7 +168,7 @@ def test_there_is_no_figure_where_nothing_was_measured_or_can_be_drawn(kind: str
     assert draw(made_table()) is None
     assert draw(made_table(rows=made_rows(NAMES), diagnosis=empty)) is None
     nothing = [Layers("norm=rms", 1, [None, 0.0], [None, 0.0], [None, 0.0], 3)]
-    bare = replace(empty, gradients={"attn": nothing, "ffn": nothing}, largest_logit={"start": nothing, "last": []})
+    bare = replace(empty, gradients={"attn": nothing, "ffn": nothing}, activations={"start": nothing, "last": []})
     assert draw(made_table(rows=made_rows(NAMES), diagnosis=bare)) is None
 
 

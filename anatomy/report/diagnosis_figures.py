@@ -78,7 +78,7 @@ def attention(table: Table) -> Figure | None:
         for moment, layers in table.diagnosis.entropy_nats.items()
     ]
     logits = [
-        Panel(AT[moment], "largest logit", layers, is_log=True, has_own_scale=True)
+        Panel(AT[moment], "largest logit", layers, has_own_scale=True)
         for moment, layers in table.diagnosis.largest_logit.items()
     ]
     return _by_layer(table, [entropy, logits], "block", f"{SEEDS}; entropy: mean over heads and positions")
@@ -93,7 +93,7 @@ def _by_layer(table: Table, lines: Sequence[Sequence[Panel]], across: str, said:
         return None
     rows = list(dict.fromkeys(layers.row for line in lines for panel in line for layers in panel.layers))
     names = [_name(lines[0], row) for row in rows if row in look]
-    left, gap, right = 0.95, 0.45, max(map(text_width, names)) + 0.45
+    left, gap, right = 0.95, 0.55, max(map(text_width, names)) + 0.45
     height = max(3.0, labels_height(names))
     step = height + 0.75
     with styled():
