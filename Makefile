@@ -5,9 +5,10 @@ BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 REQUIREMENTS := pyproject.toml constraints.txt
 SWAPS := outputs/studies/swaps
+EXAMS := exam_norm exam_placement exam_pos exam_attn exam_ffn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report test lint format clean
+.PHONY: help setup report exams test lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -17,6 +18,10 @@ setup: .venv/.installed ## install into .venv; PIP_ARGS="--index-url URL" for an
 report: .venv/.installed ## train the study `swaps` where it is not finished, then print and write its report
 	$(BIN)/anatomy-train study=swaps || test $$? -eq 1
 	$(BIN)/anatomy-report $(SWAPS) --out $(SWAPS)/report --figures
+
+exams: .venv/.installed ## put every part into its exam, skipping what is finished, then print and write the five cards
+	for exam in $(EXAMS); do $(BIN)/anatomy-train study=$$exam || test $$? -eq 1 || exit; done
+	$(BIN)/anatomy-report outputs $(EXAMS:%=--study %) --out outputs/exams --figures
 
 test: .venv/.installed-test ## run the tests
 	$(BIN)/python -m pytest -n auto

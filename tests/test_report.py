@@ -227,9 +227,9 @@ def test_folders_of_every_kind_are_read(tmp_path: Path) -> None:
     assert [row.name for row in pool.rows] == ["base", "norm=rms"]
     (single,) = build_report(tmp_path / "runs" / "loose").studies
     assert [row.num_seeds for row in single.rows] == [1]
-    assert build_report(tmp_path, "s").studies[0].study == "s"
+    assert build_report(tmp_path, ["s"]).studies[0].study == "s"
     with pytest.raises(UserError, match="Did you mean"):
-        build_report(tmp_path, "ss")
+        build_report(tmp_path, ["s", "ss"])
 
 
 def test_an_empty_folder_has_nothing_and_a_file_is_refused(tmp_path: Path) -> None:

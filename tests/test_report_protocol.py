@@ -110,7 +110,7 @@ def test_a_study_without_null_arms_has_the_floor_of_the_study_beside_it(
 
 def test_a_floor_of_another_base_is_none(tmp_path: Path) -> None:
     put_floor_and_swaps(tmp_path, config={"train.lr": 0.1})
-    assert build_report(tmp_path, "swaps").studies[0].noise_floor is None
+    assert build_report(tmp_path, ["swaps"]).studies[0].noise_floor is None
 
 
 def test_a_damaged_floor_is_no_concern_of_another_study(tmp_path: Path) -> None:

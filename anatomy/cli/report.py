@@ -19,10 +19,10 @@ FORMATS = ("table", "md", "csv", "json", "tex", "html")
 @click.version_option(__version__)
 @click.argument("directory", metavar="[DIR]", default="outputs")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True, help="What to print.")
-@click.option("--study", default=None, metavar="NAME", help="Only this study of the folder.")
+@click.option("--study", "studies", multiple=True, metavar="NAME", help="Only this study of the folder; may repeat.")
 @click.option("--out", default=None, metavar="DIR", help="Also write report.html, .md, .csv, .json and .tex there.")
 @click.option("--figures", is_flag=True, help="With --out: also save every figure there, as SVG and PNG.")
-def command(directory: str, form: str, study: str | None, out: str | None, figures: bool) -> int:
+def command(directory: str, form: str, studies: tuple[str, ...], out: str | None, figures: bool) -> int:
     """Compare the runs under DIR: an outputs folder, a study's, a folder of runs, or one run.
 
     Exits with 1 when nothing there can be compared.
@@ -34,7 +34,7 @@ def command(directory: str, form: str, study: str | None, out: str | None, figur
     from anatomy.report.table import build_report
     from anatomy.report.views import show, to_csv, to_json, to_latex, to_markdown
 
-    report = build_report(Path(directory), study)
+    report = build_report(Path(directory), studies)
     views = {"md": to_markdown, "csv": to_csv, "json": to_json, "tex": to_latex, "html": _to_html}
     if form == "table":
         show(report, console())

@@ -192,15 +192,16 @@ def gather(folder: Path) -> Gathered:
         raise UserError(f"{str(folder)!r}: cannot read it ({error.strerror})") from error
 
 
-def pick_study(gathered: Gathered, name: str) -> Gathered:
-    """Keep only the study of that name. Raises UserError if there is none."""
-    studies = [study for study in gathered.studies if study.name == name]
-    if not studies:
-        names = sorted(study.name for study in gathered.studies)
-        near = "".join(f" Did you mean {match}?" for match in get_close_matches(name, names, n=1))
-        here = f"there is {', '.join(names) or 'none'}.{near}"
-        raise UserError("; ".join([f"--study {name!r}: no such study here", here, *gathered.warnings]))
-    return replace(gathered, studies=studies)
+def pick_studies(gathered: Gathered, names: Sequence[str]) -> Gathered:
+    """Keep only the studies of these names, in their order. Raises UserError if there is none of a name."""
+    there = {study.name for study in gathered.studies}
+    for name in names:
+        if name not in there:
+            near = "".join(f" Did you mean {match}?" for match in get_close_matches(name, there, n=1))
+            here = f"there is {', '.join(sorted(there)) or 'none'}.{near}"
+            raise UserError("; ".join([f"--study {name!r}: no such study here", here, *gathered.warnings]))
+    picked = [study for name in dict.fromkeys(names) for study in gathered.studies if study.name == name]
+    return replace(gathered, studies=picked)
 
 
 def _gather_study(folder: Path) -> Gathered:

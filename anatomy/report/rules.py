@@ -341,7 +341,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "needs_no_warmup": Rule(
         "supported if, deep, the interval of the test loss without a warm-up minus with one, over the settings (base "
-        "and init, each the mean over its seeds), ends below {margin} nats; contradicted if it begins above that, or if "
+        "and init, each the mean over its seeds), ends below {margin} nats; contradicted if it begins above, or if "
         "most seeds of a setting fail to train; else not seen",
         _needs_no_warmup,
     ),

@@ -31,7 +31,7 @@ from anatomy.report.diagnosis import read_diagnosis
 from anatomy.report.evidence import read_evidence
 from anatomy.report.exams import make_card
 from anatomy.report.finding import NAMED, attribution_findings, table_findings
-from anatomy.report.gather import Run, Settings, Study, gather, pick_study
+from anatomy.report.gather import Run, Settings, Study, gather, pick_studies
 from anatomy.report.measure import measure, number_of, pairs_of, text_of
 from anatomy.report.plan import Plan, Words
 from anatomy.report.rows import Comparison, Group, compare
@@ -48,14 +48,14 @@ LIST_SEEDS = 12  # a command names so many seeds one by one; beyond, it gives th
 FindRungs = Callable[[Run], RungEntry | None]
 
 
-def build_report(folder: Path, study: str | None = None) -> Report:
-    """Read a folder (see `gather`) and compute its tables, of one study if it is named.
+def build_report(folder: Path, names: Sequence[str] = ()) -> Report:
+    """Read a folder (see `gather`) and compute its tables, of some studies alone if they are named.
 
     Raises: UserError if there is no such folder or study.
     """
     gathered = gather(folder)
-    if study is not None:
-        gathered = pick_study(gathered, study)
+    if names:
+        gathered = pick_studies(gathered, names)
     read = cache(lambda sha256: read_rungs(gathered.outputs, sha256))
 
     def find_rungs(run: Run) -> RungEntry | None:
