@@ -447,6 +447,8 @@ def test_a_card_shows_the_first_numbers_and_all_counts() -> None:
     assert "number 2" in many and "number 3" not in many
     counts = [replace(times(f"count {i}", 1), unit="of 3", low=None, high=None) for i in range(6)]
     assert "count 5: 1 of 3" in joined(*counts)
+    alike = [replace(one, what=f"post trains, init {i}") for i, one in enumerate(counts)]
+    assert "post trains, init 0: 1 of 3; init 1: 1 of 3; init 2" in joined(*alike)
 
 
 def test_words_of_a_card_do_not_lie_on_each_other() -> None:

@@ -89,10 +89,14 @@ def _claim_lines(claim: Examined) -> Iterator[Line]:
 
 
 def _numbers(quantities: Sequence[Quantity]) -> str:
-    """The first ones; all of what is counted, for the counts of one setting say nothing of another."""
+    """The first ones; all of what is counted, for the counts of one setting say nothing of another. What all begin
+    with, up to a comma, is said once."""
     is_counted = all(quantity.unit.startswith("of ") for quantity in quantities)
-    shown = quantities if is_counted else quantities[:MAX_NUMBERS]
-    return with_minus("; ".join(measured(quantity) for quantity in shown))
+    first, *others = map(measured, quantities if is_counted else quantities[:MAX_NUMBERS]) if quantities else [""]
+    start = "".join(first.partition(", ")[:2])
+    if all(other.startswith(start) for other in others):
+        others = [other.removeprefix(start) for other in others]
+    return with_minus("; ".join([first, *others]))
 
 
 def _pieces(text: str, size: float, left: float) -> list[str]:
