@@ -196,7 +196,9 @@ def configs(*arms: str) -> list[Config]:
 
 
 def test_seeds_rates_steps_and_texts_make_no_other_arm_but_parts_sizes_and_labels_do() -> None:
-    same = configs("seed=0", "seed=1", "train.lr=1e-3 train.steps=7", "corpus=statutes", "init_salt=1")
+    same = configs(
+        "seed=0", "seed=1", "train.lr=1e-3 train.steps=7", "corpus=statutes corpus.split=tail", "init_salt=1"
+    )
     assert [arm.config for arm in distinct_arms(same, NUM_SYMBOLS)] == same[:1]
     others = configs("norm=rms", "model.n_layer=2", "train.batch_size=3", "match=params", "base=llama")
     assert [arm.config for arm in distinct_arms(same + others, NUM_SYMBOLS)] == [same[0], *others]
@@ -212,12 +214,13 @@ def arms_and_bases(*arms: str) -> list[int | None]:
 def test_an_arm_is_held_against_the_arm_with_its_bases_parts_at_its_sizes() -> None:
     assert arms_and_bases("norm=rms", "", "base=llama norm=layer") == [1, 1, None]
     assert arms_and_bases("", "norm=rms", "model.n_layer=2", "norm=rms model.n_layer=2") == [0, 0, 2, 2]
+    assert arms_and_bases("", "norm=rms model.n_layer=2") == [0, None]
     assert arms_and_bases("base=llama attn.n_kv_head=1", "base=llama", "base=llama norm=layer") == [1, 1, 1]
     assert arms_and_bases("base=llama attn.n_kv_head=1", "base=llama norm=layer attn.n_kv_head=1") == [0, 0]
 
 
 def test_rows_of_training_steps_name_the_arm_and_its_ratio() -> None:
-    asked = configs("", "ffn=swiglu match=params", "base=llama norm=layer", "match=params", "train.lr=1e9")
+    asked = configs("train.lr=1e9", "ffn=swiglu match=params", "base=llama norm=layer", "match=params", "seed=1")
     measured = arm_steps(asked, NUM_SYMBOLS, CPU, most_seconds=0.0)
     sizes = [build_model(config, NUM_SYMBOLS).blocks[0] for config in asked[:4]]
     assert len(measured["rows"]) == 4
