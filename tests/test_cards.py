@@ -264,4 +264,5 @@ def test_the_page_shows_many_cells_as_one_grid_without_figures() -> None:
     grid = text[text.index("<h3>Against vanilla") : text.index('<section id="t3"')]
     assert "<figure" not in grid and "No figures here" not in grid and "are not drawn" not in grid
     assert grid.count('<tr class="base"><th scope="row"><div>model.n_layer=16, init=torch: ') == 4  # two grids a base
+    assert '<a href="#t1">exam_placement, vanilla and llama</a>' in text
     assert text.count("<figure") == 2  # a forest of each of the two that are left
