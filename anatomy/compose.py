@@ -6,6 +6,7 @@ module registers the resolvers that conf/config.yaml needs, so a worker that imp
 
 import copy
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -48,11 +49,15 @@ OmegaConf.register_new_resolver("swapped", _resolve_swap, replace=True)
 
 @dataclass(frozen=True)
 class Request:
-    """One run as asked for: the words, and the config that they come to (plain containers)."""
+    """One run as asked for: the words, and the config that they come to (plain containers).
+
+    study_seeds   the seeds that the study's file names for such runs, whatever the command line says
+    """
 
     overrides: tuple[str, ...]
     launch_overrides: tuple[str, ...]
     swap: tuple[str, ...]
+    study_seeds: tuple[int, ...]
     resolved: dict[str, Any]
 
     @property
@@ -96,15 +101,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command line asks for: one run or many, and Hydra's own config to launch them with.
-
-    study_seeds   the seeds that the study's file names, whatever the command line says
-    """
+    """What a command line asks for: one run or many, and Hydra's own config to launch them with."""
 
     requests: tuple[Request, ...]
     is_sweep: bool
     master: DictConfig
-    study_seeds: tuple[int, ...]
 
 
 def read_command(words: Sequence[str], *, multirun: bool, config_dir: str | None = None) -> Asked:
@@ -127,14 +128,16 @@ def read_command(words: Sequence[str], *, multirun: bool, config_dir: str | None
     master = _compose([*about_hydra, *(_launchable(o) for o in settings if not o.is_sweep_override())])
     of_study = _study_sweeps(master) if is_sweep else [[]]
     _refuse_other_parts(master, of_study, settings)
-    study_seeds = {seed for sweep in of_study for o in sweep if o.key_or_group == "seed" for seed in _options(o)}
     jobs: dict[frozenset[str], Sequence[str]] = {}
+    seeds_of: dict[frozenset[str], set[int]] = defaultdict(set)
     for sweep in of_study:
+        seeds = {seed for o in sweep if o.key_or_group == "seed" for seed in _options(o)}
         for job in BasicSweeper.split_arguments([*sweep, *settings], max_batch_size=None)[0]:
             jobs.setdefault(frozenset(job), job)
+            seeds_of[frozenset(job)] |= seeds
     arms: dict[tuple[str, ...], DictConfig] = {}
-    requests = tuple(_request(about_hydra, _parse(job), arms) for job in jobs.values())
-    return Asked(requests, is_sweep, master, tuple(sorted(study_seeds)))
+    requests = (_request(about_hydra, _parse(job), arms, tuple(sorted(seeds_of[key]))) for key, job in jobs.items())
+    return Asked(tuple(requests), is_sweep, master)
 
 
 def _study_sweeps(master: DictConfig) -> list[list[Override]]:
@@ -170,7 +173,10 @@ def _is_no_study(override: Override) -> bool:
 
 
 def _request(
-    about_hydra: Sequence[str], overrides: Sequence[Override], arms: dict[tuple[str, ...], DictConfig]
+    about_hydra: Sequence[str],
+    overrides: Sequence[Override],
+    arms: dict[tuple[str, ...], DictConfig],
+    study_seeds: tuple[int, ...],
 ) -> Request:
     """Compose one run. Composing takes a tenth of a second, so the seeds of an arm share what is composed once."""
     seeds = [o.value() for o in overrides if o.key_or_group == "seed"]
@@ -187,6 +193,7 @@ def _request(
         overrides=tuple(str(o.input_line) for o in overrides if o.key_or_group not in OF_THE_COMMAND),
         launch_overrides=tuple(_launchable(o) for o in overrides),
         swap=tuple(map(str, swap)),
+        study_seeds=study_seeds,
         resolved=without_about(cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))),
     )
 

@@ -193,10 +193,13 @@ def write_manifest(plan: Plan) -> None:
         )
         for planned in plan.runs
     ]
-    asked = plan.asked.requests
-    arms = dict.fromkeys(arm_words(each.resolved["base"], each.swap_words, each.overrides) for each in asked)
-    seeds = sorted({each.resolved["seed"] for each in asked} | set(plan.asked.study_seeds))
-    spec = {**plan.study.model_dump(mode="json"), "arms": list(arms), "seeds": seeds}
+    seeds: dict[str, set[int]] = {}
+    for each in plan.asked.requests:
+        arm = arm_words(each.resolved["base"], each.swap_words, each.overrides)
+        seeds.setdefault(arm, set()).update({each.resolved["seed"], *each.study_seeds})
+    spec = {**plan.study.model_dump(mode="json"), "arms": list(seeds), "seeds": sorted(set().union(*seeds.values()))}
+    if any(some != set(spec["seeds"]) for some in seeds.values()):
+        spec["seeds_of_arms"] = [sorted(some) for some in seeds.values()]
     if plan.study.exam:
         spec["claims"] = claims_on(plan.study.exam)
     record_entries(plan.layout.study(plan.study.name), spec, entries)

@@ -186,7 +186,7 @@ def test_in_a_sweep_a_run_that_cannot_be_is_refused_alone() -> None:
         (["study=half_factorial", "seed=0"], 17, 17),
         (["study=noise_floor"], 40, 40),
         (["study=exam_norm"], 36, 36),
-        (["study=exam_placement"], 72, 72),
+        (["study=exam_placement"], 84, 84),
         (["study=exam_placement", "seed=7,8"], 96, 96),  # both sweeps on the same seeds: the decisive cells once
         (["study=exam_pos", "base=llama"], 15, 15),
         (["study=walk", "base=vanilla,gpt2", "swap=none,norm"], 12, 12),
@@ -254,14 +254,19 @@ def test_the_scales_are_those_of_the_design() -> None:
 
 def test_a_study_plans_its_files_seeds_whatever_the_command_narrows() -> None:
     asked = read_command(["study=walk", "seed=0,7", "swap=none"], multirun=False)
-    assert asked.study_seeds == (0, 1, 2) and {each.resolved["seed"] for each in asked.requests} == {0, 7}
-    assert read_command(["-m", "seed=0,1"][1:], multirun=True).study_seeds == ()
+    assert {each.study_seeds for each in asked.requests} == {(0, 1, 2)}
+    assert {each.resolved["seed"] for each in asked.requests} == {0, 7}
+    assert {each.study_seeds for each in read_command(["seed=0,1"], multirun=True).requests} == {()}
 
 
 def test_a_studys_sweeps_are_products_of_their_own() -> None:
-    arms = {word: seeds for word, seeds in _seeds_by_norm(asked("study=exam_norm", "base=llama")).items()}
-    assert arms == {"layer": [0, 1, 2, 3, 4, 5], "rms": [0, 1, 2, 3, 4, 5], "layer_nobias": [0, 1, 2], "none": [0, 1, 2]}
-    assert asked("study=exam_norm").study_seeds == (0, 1, 2, 3, 4, 5)
+    six, three = [0, 1, 2, 3, 4, 5], [0, 1, 2]
+    seeds = {"layer": six, "rms": six, "layer_nobias": three, "none": three}
+    assert _seeds_by_norm(asked("study=exam_norm", "base=llama")) == seeds
+    of_file = {
+        each.resolved["norm"]["name"]: list(each.study_seeds) for each in asked("study=exam_norm", "seed=9").requests
+    }
+    assert of_file == seeds
 
 
 def _seeds_by_norm(given: Asked) -> dict[str, list[int]]:
@@ -278,8 +283,9 @@ def test_the_command_line_wins_over_every_sweep_of_a_study() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["study=exam_norm", "ffn=swiglu"], "ffn=swiglu: does not concern study=exam_norm, which examines norm; of parts it "
-         "takes norm=, or type study=exam_ffn"),
+        (["study=exam_norm", "ffn=swiglu"],
+         "ffn=swiglu: does not concern study=exam_norm, which examines norm; of parts it takes norm=, or type "
+         "study=exam_ffn"),
         (["study=exam_pos", "swap=[pos,attn]"], "which examines pos"),
         (["study=exam_placement", "tying=tied"], r"takes placement= and init=$"),
     ],

@@ -285,7 +285,7 @@ def _deviations(plan: Plan, arms: Sequence[Arm]) -> list[str]:
     lines += [
         f"planned, but not in the study: {' '.join(typed)}" for arm, typed in plan.arms.items() if arm not in asked
     ]
-    missing = Counter(seed for arm in plan.arms if arm in asked for seed in plan.tested - asked[arm])
+    missing = Counter(seed for arm in plan.arms if arm in asked for seed in plan.seeds(arm) - asked[arm])
     lines += [f"planned, but not asked for yet: seed {seed}, {num} arms" for seed, num in sorted(missing.items())]
     num_open = sum(arm.status not in FINISHED for arm in arms if arm.is_planned)
     return [*lines, f"{num_open} planned runs are not finished"] if num_open else lines

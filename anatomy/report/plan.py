@@ -16,10 +16,15 @@ NO_ARMS_SECTIONS = ("study.", "predict.")
 
 @dataclass(frozen=True)
 class Plan:
-    """The arms and seeds that a study said it would run, before it started: each arm as it was typed (none, where the
-    spec names seeds alone), the seeds of the verdict, and those of the tuning."""
+    """The arms and seeds that a study said it would run, before it started.
+
+    arms      each arm as it was typed; none, where the spec names seeds alone
+    seeds_of  the seeds of an arm's verdict, where the arms' are not all the same
+    tested    all seeds of verdicts; tuning: those of the tuning
+    """
 
     arms: Mapping[Words, Sequence[str]]
+    seeds_of: Mapping[Words, frozenset[int]]
     tested: frozenset[int]
     tuning: frozenset[int]
 
@@ -30,16 +35,22 @@ class Plan:
         if not isinstance(arms, list) or not isinstance(seeds, list) or not all(isinstance(arm, str) for arm in arms):
             return None
         tuning = spec.get("tune") or {}
-        typed = [re.split(r" (?=[+\w.]+=)", arm) for arm in arms]
+        typed = {words_of(words): words for arm in arms for words in [re.split(r" (?=[+\w.]+=)", arm)]}
+        of_arms = spec.get("seeds_of_arms") or []
         return cls(
-            {words_of(words): words for words in typed},
+            typed,
+            {arm: frozenset(some) for arm, some in zip(typed, of_arms, strict=False)},
             frozenset(seeds),
             frozenset(tuning.get("seeds", ())),
         )
 
+    def seeds(self, words: Words) -> frozenset[int]:
+        """The seeds that an arm's verdict was planned to rest on."""
+        return self.seeds_of.get(words, self.tested)
+
     def holds(self, words: Words, seed: int) -> bool:
         """Whether an arm and seed are part of the plan. A study that tunes plans all learning rates."""
-        if seed not in self.tested | self.tuning:
+        if seed not in self.seeds(words) | self.tuning:
             return False
         return (
             not self.arms
