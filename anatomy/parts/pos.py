@@ -178,8 +178,8 @@ class BrokenRoPEQueriesOnly(RoPE):
 
     Broken:   a score q' R(t) k turns with the query's own position t and knows nothing of the key's: the same key
               scores the same wherever it stands. What was to be a distance is a place.
-    Learn:    nothing fails and no shape is wrong; only the loss tells. It stays far from chance, as the causal mask
-              gives positions away by itself (see NoPositions), and falls behind where the distance matters.
+    Learn:    nothing fails and no shape is wrong; only the loss tells. In a trial it was that of no positions at all,
+              and so far from chance: the causal mask gives positions away by itself (see NoPositions).
 
     Shapes:   positions (T,) -> cos, sin (T, 1, K/2).
     Knobs:    theta, as in RoPE.
@@ -195,9 +195,9 @@ class _MixedPairs(Rotation):
 
     def turn(self, qk_BTHK: Tensor, num_queries: int) -> Tensor:
         q, k = qk_BTHK.tensor_split((num_queries,), dim=-2)
-        halves = k.unflatten(-1, (-1, 2)).mT.flatten(-2)  # channels 2i and 2i + 1 go where rotate looks for a pair
-        turned = rotate(halves, self).unflatten(-1, (2, -1)).mT.flatten(-2)
-        return torch.cat((rotate(q, self), turned), dim=-2)
+        k = k.unflatten(-1, (-1, 2)).mT.flatten(-2)  # channels 2i and 2i + 1 go where rotate looks for a pair
+        q, k = rotate(torch.cat((q, k), dim=-2), self).tensor_split((num_queries,), dim=-2)
+        return torch.cat((q, k.unflatten(-1, (2, -1)).mT.flatten(-2)), dim=-2)  # and back to where they were
 
 
 class BrokenRoPEMixedPairs(RoPE):
@@ -205,8 +205,8 @@ class BrokenRoPEMixedPairs(RoPE):
 
     Broken:   either pairing is right by itself. Together the two turns no longer cancel into one by the distance, so
               a score depends on both positions, and the more so the later they are.
-    Learn:    what comes of weights from a code of the one pairing in a code of the other. At position 0 all is well,
-              every vector keeps its length, and the loss of a model trained with it is no alarm either.
+    Learn:    what comes of mixing two codes that are right. At position 0 all is well and every vector keeps its
+              length. In a trial the loss lay between that of RoPE and that of no positions, which alarms nobody.
 
     Shapes:   positions (T,) -> cos, sin (T, 1, K/2).
     Knobs:    theta, as in RoPE.
