@@ -212,15 +212,19 @@ def test_a_run_that_is_done_is_measured_without_training_and_gives_the_same(tmp_
     later = job(tmp_path / "later", text_file, *words)
     run(later, [])
     before = (later.folder / "result.json").read_bytes()
-    for kind in KINDS:
+    for i, kind in enumerate(KINDS):
+        torch.manual_seed(i)
+        before_it = torch.get_rng_state()
         run(job(tmp_path / "later", text_file, *words, f"diagnostics=[{kind}]"), [])
+        assert torch.equal(torch.get_rng_state(), before_it), f"{kind} draws from torch's own generator"
     assert (later.folder / "result.json").read_bytes() == before
     assert read(later) == read(fresh)
 
 
 def test_a_plan_counts_a_run_that_lacks_diagnostics_as_to_do_and_quick(tmp_path: Path, text_file: Path) -> None:
     made = job(tmp_path, text_file)
-    run(made, [])
+    record = run(made, []) | {"wall_s": 600.0}
+    (made.folder / "result.json").write_text(json.dumps(record))
     overrides = [word for word in _words(tmp_path, text_file) if not word.startswith("diagnostics")]
     assert "1 run: 1 done" in str(make_plan(read_command(overrides, multirun=True)))
     plan = make_plan(read_command([*overrides, "diagnostics=[gradients]"], multirun=True))
