@@ -60,12 +60,13 @@ class Material:
         base's own. Empty where no seed has all of it."""
         by_base = {base: self._paired(base, part, other, match, knobs) for base in self.bases}
         seeds = set.intersection(*(set(pairs) for pairs in by_base.values())) if by_base else set()
-        over_bases = [fmean(pairs[seed] for pairs in by_base.values()) for seed in sorted(seeds)]
+        whole = estimate([fmean(pairs[seed] for pairs in by_base.values()) for seed in sorted(seeds)])
+        if whole is None:
+            return []
         what = f"{part} minus {other}"
-        found = [nats(f"{what}, mean over {' and '.join(self.bases)}", estimate(over_bases))] if over_bases else []
-        if len(by_base) > 1:
-            found += [nats(f"{what} in {base}", estimate(list(pairs.values()))) for base, pairs in by_base.items()]
-        return found if over_bases else []
+        each = {base: estimate(list(pairs.values())) for base, pairs in by_base.items()} if len(by_base) > 1 else {}
+        over_all = nats(f"{what}, mean over {' and '.join(self.bases)}", whole)
+        return [over_all, *(nats(f"{what} in {base}", one) for base, one in each.items() if one)]
 
     def _paired(self, base: str, part: str, other: str, match: str | None, knobs: Knobs) -> dict[int, float]:
         mine, theirs = self.runs(base, part, match, knobs), self.runs(base, other, match)
@@ -104,7 +105,8 @@ class Material:
             if len(both) == len(pairs):
                 rises.append(fmean(both))
         found = estimate(rises)
-        return nats(f"{part}: loss at {length} minus at {start}", found) if found else None
+        name = " ".join([part, *(f"{knob}={value:.0f}" for knob, value in knobs.items())])
+        return nats(f"{name}: loss at {length} minus at {start}", found) if found else None
 
 
 def is_alike(parts: Parts, wanted: Parts, factors: Sequence[str]) -> bool:
@@ -112,8 +114,6 @@ def is_alike(parts: Parts, wanted: Parts, factors: Sequence[str]) -> bool:
     return all(parts[axis] == wanted[axis] for axis in AXES if axis not in factors)
 
 
-def nats(what: str, found: Estimate | None) -> Quantity:
-    """An estimate as a quantity. Raises ValueError if there is none."""
-    if found is None:
-        raise ValueError(f"{what}: nothing was estimated")
+def nats(what: str, found: Estimate) -> Quantity:
+    """An estimate as a quantity."""
     return Quantity(what, found.nats, found.ci_low, found.ci_high, "nats")

@@ -18,7 +18,7 @@ from anatomy.report.attribution import estimate
 from anatomy.report.data import CONTRADICTED, NOT_SEEN, OUTSIDE, SUPPORTED, MapCell, Quantity
 from anatomy.report.material import TRAINED, Material, nats
 
-TRAINED_ROPE = {"theta": 10000.0}  # whose claims are examined; the exam shows another one beside it
+TRAINED_ROPE, OTHER_ROPE = {"theta": 10000.0}, {"theta": 500000.0}  # the claims are about the first
 CLAIMED_INIT = "xavier"  # of the claim that post-norm fails
 FASTER = 1.05  # a ratio of speeds that a reader would notice
 DOMINATES = 0.5  # share of a decoding step spent on the cache, from which the cache is what it waits for
@@ -215,11 +215,14 @@ def _degrades_beyond(m: Material) -> Finding:
     start = next((length for length in trained if isinstance(length, int)), None)
     if start is None:
         return NOTHING_YET
-    at_twice, at_four_times = (m.rise("rope", times * start, start, knobs=TRAINED_ROPE) for times in (2, 4))
+    at_twice, at_four_times = (m.rise("rope", times * start, start, TRAINED_ROPE) for times in (2, 4))
     if at_twice is None or at_four_times is None:
         return NOTHING_YET
+    others = [m.rise("rope", times * start, start, OTHER_ROPE) for times in (2, 4)]
     found = _by_interval([_negative(at_four_times)], below=-m.margin_nats, above=-m.margin_nats)
-    return Finding(found.verdict, [at_four_times, at_twice], found.note)
+    is_early = at_twice.low is not None and at_twice.low > m.margin_nats
+    note = "it degrades at twice the length already" if is_early else None
+    return Finding(found.verdict, [at_four_times, at_twice, *filter(None, others)], found.note or note)
 
 
 def _negative(one: Quantity) -> Quantity:
