@@ -3,6 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -30,11 +31,13 @@ Rows = Mapping[tuple[str, str], Sequence[Run]]
 
 
 def make_card(study: Study, margin_nats: float, find_rungs: FindRungs) -> Card | None:
-    """The card of a study that is an exam, None of any other. What is damaged is as if it were not there."""
+    """The card of a study that is an exam, None of any other: over the runs that were planned before it started, so
+    that what was added later decides nothing. What is damaged is as if it were not there."""
     axis = study.spec.get("exam")
     if axis not in SWAPPED_AXES:
         return None
-    finished = [arm for arm in study.arms if arm.found and arm.status in FINISHED]
+    planned = [arm for arm in study.arms if arm.is_planned is not False]
+    finished = [arm for arm in planned if arm.found and arm.status in FINISHED]
     runs = [arm.found for arm in finished if arm.found]
     lengths = {run.name: _lengths(study.runs / run.name) for run in runs}
     factors = study.spec.get("factors") or []
@@ -45,7 +48,7 @@ def make_card(study: Study, margin_nats: float, find_rungs: FindRungs) -> Card |
         margin_nats=margin_nats,
         metric=FINAL,
         at_length=lambda run: lengths.get(run.name, {}),
-        map=_map(study, axis, find_rungs),
+        map=_map(replace(study, arms=finished), axis, find_rungs),
         timed=read_measures(study.runs.parent / "studies" / study.name) if is_plain_name(study.name) else None,
     )
     rows = _rows(finished)
@@ -169,7 +172,7 @@ def _map(study: Study, axis: str, find_rungs: FindRungs) -> list[MapCell]:
     for cell in cells_of(study):
         by_row: dict[tuple[str, str], list[Run]] = defaultdict(list)
         for arm in cell.study.arms:
-            if cell.values and arm.base is not None and arm.found and arm.found.status in FINISHED:
+            if cell.values and arm.base is not None and arm.found:
                 by_row[arm.base, arm.found.parts[axis]].append(arm.found)
         for (base, part), runs in by_row.items():
             once = list({run.name: run for run in runs}.values())
