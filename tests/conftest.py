@@ -16,6 +16,8 @@ from anatomy.config import Config, parse_config
 from anatomy.files import CONF
 from anatomy.model import Transformer, initialise
 
+torch.set_num_threads(1)  # workers share the cores; tiny models gain nothing from more
+
 NUM_SYMBOLS = 29
 TINY = ("model.d_model=24", "model.n_layer=3", "model.n_head=4", "model.ctx_len=11")
 
