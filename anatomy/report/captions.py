@@ -117,9 +117,9 @@ EXAM_CAPTIONS: Mapping[str, Caption] = {
     "placement": Caption(
         "How runs ended",
         "A place is a combination: placement and init in its row, depth and warm-up in its column. It holds the mean "
-        "test loss of the runs that ended. Plain: trained; hatched: a plateau, no better than a table of single "
-        "characters; cross-hatched: diverged; parted: its runs ended differently. Below, where it was measured, the "
-        "norm of the gradient at each block before the first step, of the deepest models.",
+        "test loss of the runs that ended. Plain: trained; hatched: a plateau, nearer to a table of single characters "
+        "than to one of pairs; cross-hatched: diverged; parted: its runs ended differently. Below, where it was "
+        "measured, the norm of the gradient at each block before the first step, of the deepest models.",
         "No picture: no run is done.",
     ),
     "pos": Caption(

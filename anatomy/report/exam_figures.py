@@ -50,6 +50,7 @@ from anatomy.report.exam_panels import (
 
 SETTLED = 8  # positions before it may leave the picture at its top: a model that has read nothing knows nothing
 FOOT, HEAD = 0.95, 0.4  # inches below and above panels
+TIMED_HEIGHT = 2.8  # of a panel of lines beside a ladder, at least
 TIMED = "time: median, 95 % interval"
 
 
@@ -95,7 +96,7 @@ def _norm(card: Card) -> Sketch | None:
     panels = [losses_panel(card, ladder)] if card.losses else []
     panels += [_calls_panel(calls, styles)] if calls else []
     notes = losses_note(card) + [TIMED] * bool(calls)
-    return _side_by_side(panels, max(ladder.height, 2.9), notes)
+    return _side_by_side(panels, max(ladder.height, TIMED_HEIGHT * bool(calls)), notes)
 
 
 def _calls_panel(calls: Sequence[NormCall], styles: Mapping[str, Style]) -> Panel:
@@ -233,7 +234,7 @@ def _attn(card: Card) -> Sketch | None:
     panels = [losses_panel(card, ladder)] if card.losses else []
     panels += [_cache_panel(steps), _decoding_panel(steps)] if steps else []
     notes = losses_note(card) + [f"decoding: {widest:,} wide, {TIMED}"] * bool(steps)
-    return _side_by_side(panels, max(ladder.height, 2.7), notes)
+    return _side_by_side(panels, max(ladder.height, TIMED_HEIGHT * bool(steps)), notes)
 
 
 def _by_heads(steps: Sequence[DecodeStep]) -> list[tuple[str, Style, list[DecodeStep]]]:

@@ -23,8 +23,8 @@ OUTCOMES: Mapping[str, tuple[str, float, str]] = {
 }
 """How a run ended -> colour, its strength, and the hatching that says it without colour."""
 CELL, GRADIENTS = 0.44, 1.85  # heights in inches: a place of the map, and the panels of gradients
-MAP_NOTE = f"mean test loss, {NATS}; plateau: no better than a table of single characters"
-PARTED = "; a place is parted where its runs ended differently"
+MAP_NOTE = f"mean test loss, {NATS}; plateau: nearer to a table of single characters than to one of pairs"
+PARTED = "; parted: runs ended differently"
 GRADIENT_NOTE = "gradients of the deepest models before the first step, attention and FFN together"
 
 
