@@ -370,6 +370,7 @@ def test_losses_by_length_and_position_are_drawn_a_panel_a_base_on_one_scale() -
     for base in BASE_LOSS:
         by_position, by_length = panel(figure, base, 0), panel(figure, base, 1)
         found = lines_of(by_length, len(LENGTHS))
+        assert len(found) == sum(line.base == base for line in card.by_length)
         for line in card.by_length:
             if line.base == base and None not in line.mean:
                 assert tuple(line.mean) in found
@@ -430,6 +431,11 @@ def test_a_verdict_stands_on_its_own_ground_beside_its_claim() -> None:
         if verdict in GROUNDS:
             assert _contrast(GROUNDS[verdict]) >= 4.5
     assert len({*grounds}) == 5
+
+
+def test_a_verdict_stands_once_beside_a_claim_of_many_lines() -> None:
+    said = texts(card_picture(made_card("norm", claims=[claim("p", "key", "many words " * 30, EXAM_VERDICTS[0])])))
+    assert said.count(EXAM_VERDICTS[0]) == 1 and sum("many words" in text for text in said) > 2
 
 
 def _contrast(colour: str) -> float:
