@@ -11,6 +11,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from anatomy.axes import SWAPPED_AXES
+from anatomy.exam_rules import RULES_IN_WORDS, rule_in_words
 from anatomy.files import CONF, is_plain_name
 
 
@@ -65,12 +66,20 @@ def offered(axis: str) -> list[str]:
     return sorted(file.stem for file in (CONF / axis).glob("*.yaml") if not is_broken(file.stem))
 
 
-def claims_on(axis: str) -> list[dict[str, str]]:
-    """All claims of an axis's parts, as an exam registers them before it starts."""
+def claims_on(axis: str, margin_nats: float) -> list[dict[str, str]]:
+    """All claims of an axis's parts, with the rules that decide about them, as an exam of this margin registers them
+    before it starts. A claim without a rule is for readers alone."""
     return [
-        {"part": part, "claim": key, "text": claim.text, "source": claim.source}
+        {
+            "part": part,
+            "claim": key,
+            "text": claim.text,
+            "source": claim.source,
+            "rule": rule_in_words(key, margin_nats),
+        }
         for part in offered(axis)
         for key, claim in about(axis, part).claims.items()
+        if key in RULES_IN_WORDS
     ]
 
 

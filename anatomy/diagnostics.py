@@ -24,11 +24,10 @@ from anatomy.errors import UserError
 from anatomy.evaluation import evaluating
 from anatomy.files import write_json
 from anatomy.model import Transformer, autocast, init_digests, initialise
-from anatomy.runs import SCHEMA, finite, read_json
+from anatomy.runs import DIAGNOSTICS_FILE, SCHEMA, finite, read_json
 from anatomy.sample import PROMPT_CHARS, SAMPLE_CHARS, SAMPLE_TEMPERATURE, continue_ids
 
 KINDS: tuple[Diagnostic, ...] = get_args(Diagnostic)
-FILE = "diagnostics.json"
 NUM_WINDOWS = 32  # of validation text, that activations and attention are measured on
 TOKENS_AT_ONCE = 2048  # attention's distributions are written out, so fewer than an evaluation takes
 
@@ -44,7 +43,7 @@ def lacking(folder: Path, kinds: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]
 
 def _known(folder: Path) -> dict[str, Any]:
     try:
-        return read_json(folder / FILE, "file of diagnostics") or {}
+        return read_json(folder / DIAGNOSTICS_FILE, "file of diagnostics") or {}
     except ValueError:
         return {}
 
@@ -75,7 +74,7 @@ def diagnose(
         there = bool(wanted) and (weights == "start" or _load(model, folder, record, weights))
         for kind in wanted:
             found[kind][weights] = MEASURES[kind](model, corpus, config) if there else None
-    write_json(folder / FILE, {"schema": SCHEMA, **_known(folder), **found})
+    write_json(folder / DIAGNOSTICS_FILE, {"schema": SCHEMA, **_known(folder), **found})
 
 
 def _load(model: Transformer, folder: Path, record: Mapping[str, Any], weights: str) -> bool:

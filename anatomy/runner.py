@@ -30,7 +30,7 @@ from anatomy.files import write_atomic, write_json
 from anatomy.model import Transformer, init_digests, initialise
 from anatomy.record import PeakMemory, first_record, tokens_after
 from anatomy.rungs import ensure_rungs
-from anatomy.runs import FINISHED, Layout, finite, owned, read_record, run_name
+from anatomy.runs import DIAGNOSTICS_FILE, FINISHED, POSITIONS_FILE, Layout, finite, owned, read_record, run_name
 from anatomy.sample import PROMPT_CHARS, SAMPLE_CHARS, SAMPLE_TEMPERATURE, continue_ids
 from anatomy.steptimes import StepTimes
 from anatomy.train import Diverged, Training
@@ -317,7 +317,7 @@ class _Run:
             model, self.job.corpus, config.eval.lengths, num_tokens=num_tokens, dtype=config.train.dtype
         )
         if losses.by_position is not None:
-            self._save_array(losses.by_position, "position_losses.npy")
+            self._save_array(losses.by_position, POSITIONS_FILE)
         return losses.by_length
 
     def _sample(self, model: Transformer) -> str:
@@ -374,7 +374,7 @@ class _Run:
 def _clear(folder: Path, *, everything: bool) -> None:
     """Remove what a killed writer left behind, and what was made of a former end; of a run that starts afresh, all."""
     for path in folder.iterdir():
-        if path.name != ".lock" and (everything or path.name.startswith(".") or path.name == diagnostics.FILE):
+        if path.name != ".lock" and (everything or path.name.startswith(".") or path.name == DIAGNOSTICS_FILE):
             path.unlink()
 
 

@@ -29,8 +29,11 @@ FINISHED: tuple[Status, ...] = ("done", "diverged")  # a diverged run is a resul
 # Keys of a resolved config that name a run without changing what it computes; what `match` solves counts, not the word.
 LABELS = ("base", "scale", "study", "output_dir", "force", "dry_run", "match", "diagnostics", "predict")
 
+DIAGNOSTICS_FILE, POSITIONS_FILE = "diagnostics.json", "position_losses.npy"  # beside a run's record
+
 ADHOC = "adhoc"  # the study of runs asked for one by one
-PROMISES = ("question", "metric", "margin", "looks", "tune")  # of a spec: what a study says before it starts
+PROMISES = ("question", "metric", "margin", "looks", "tune", "exam", "factors", "measures")
+"""Of a spec: what a study says before it starts."""
 
 
 class Busy(Exception):
@@ -236,7 +239,7 @@ def spec_sha256(spec: Mapping[str, Any]) -> str:
 def _spec_changes(manifest: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:
     """What a spec says otherwise than the one kept, unless the last amendment of that key says so already."""
     for key in PROMISES:
-        old, new = manifest["spec"].get(key), spec.get(key)
+        old, new = manifest["spec"].get(key) or None, spec.get(key) or None
         what = f"{key}: {canonical_json(old)} -> {canonical_json(new)}"
         said = [amendment["what"] for amendment in manifest["amendments"] if amendment["what"].startswith(f"{key}: ")]
         if old != new and said[-1:] != [what]:

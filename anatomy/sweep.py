@@ -201,7 +201,7 @@ def write_manifest(plan: Plan) -> None:
     if any(some != set(spec["seeds"]) for some in seeds.values()):
         spec["seeds_of_arms"] = [sorted(some) for some in seeds.values()]
     if plan.study.exam:
-        spec["claims"] = claims_on(plan.study.exam)
+        spec["claims"] = claims_on(plan.study.exam, plan.study.margin)
     record_entries(plan.layout.study(plan.study.name), spec, entries)
 
 

@@ -10,13 +10,13 @@ import pytest
 from fake_runs import fake_record, put_study, swapped
 from made_report import made_report, made_row, made_table
 
-from anatomy.diagnostics import FILE, KINDS
-from anatomy.report import diagnosis as module
+from anatomy.diagnostics import KINDS
 from anatomy.report.data import Copying, Diagnosis, Layers, Table
 from anatomy.report.diagnosis_figures import DIAGNOSIS_FIGURES
 from anatomy.report.page import to_html
 from anatomy.report.table import build_report
 from anatomy.report.views import notes, to_json, to_markdown
+from anatomy.runs import DIAGNOSTICS_FILE
 
 NAMES = ("base", "norm=rms", "placement=pre")
 
@@ -48,7 +48,7 @@ def put_runs(outputs: Path, contents: list[Any], status: str = "done") -> None:
     put_study(outputs, "mine", records)
     for seed, one in enumerate(contents):
         text = one if isinstance(one, str) else json.dumps(one)
-        (outputs / "runs" / f"norm-{seed}" / FILE).write_text(text)
+        (outputs / "runs" / f"norm-{seed}" / DIAGNOSTICS_FILE).write_text(text)
 
 
 def table_of(outputs: Path) -> Table:
@@ -116,7 +116,7 @@ def test_what_is_damaged_reads_as_absent(tmp_path: Path, damage: Any) -> None:
 
 
 def test_the_names_are_those_that_runs_are_written_with() -> None:
-    assert module.FILE == FILE and set(DIAGNOSIS_FIGURES) == set(KINDS)
+    assert set(DIAGNOSIS_FIGURES) == set(KINDS)
 
 
 # ------------------------------------------------------------------------------------------------ views

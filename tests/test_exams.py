@@ -11,8 +11,8 @@ from fake_runs import fake_record, put_arms
 
 from anatomy.about import claims_on
 from anatomy.report.data import NOT_SEEN, SUPPORTED, Card
-from anatomy.report.exams import DIAGNOSTICS_FILE, POSITIONS_FILE
 from anatomy.report.table import build_report
+from anatomy.runs import DIAGNOSTICS_FILE, POSITIONS_FILE
 
 LENGTHS = {"32": 1.25, "64": 1.0, "128": 3.0, "256": 3.5}
 
@@ -30,7 +30,7 @@ def put_exam(
         for part, loss in parts.items()
         for seed in range(seeds)
     ]
-    put_arms(outputs, name, arms, exam=axis, claims=claims_on(axis), margin=0.02, **spec)
+    put_arms(outputs, name, arms, exam=axis, claims=claims_on(axis, 0.02), margin=0.02, **spec)
 
 
 def card_of(outputs: Path) -> Card:
@@ -42,12 +42,14 @@ def test_a_card_holds_every_registered_claim_with_its_rule_and_source(tmp_path: 
     put_exam(tmp_path, "norm", {"layer": 1.5, "rms": 1.5})
     card = card_of(tmp_path)
     assert [(one.part, one.claim, one.text, one.source) for one in card.claims] == [
-        (one["part"], one["claim"], one["text"], one["source"]) for one in claims_on("norm")
+        (one["part"], one["claim"], one["text"], one["source"]) for one in claims_on("norm", 0.02)
     ]
     good, cheap = card.claims
     assert good.verdict == SUPPORTED and "0.02 nats" in good.rule
     assert cheap.verdict is None and cheap.note
-    assert card.scenario == "kjv, 48 wide, 3 layers, context 64, batch 16, 1,000 steps, 12 runs, 3 seeds"
+    assert card.scenario == (
+        "kjv, 48 wide, 3 layers, context 64, batch 16, rate 0.004, warm-up 100, 1,000 steps, 12 runs, 3 seeds"
+    )
 
 
 def test_losses_are_told_by_base_and_part(tmp_path: Path) -> None:
@@ -68,7 +70,8 @@ def test_an_exam_of_no_axis_is_none(tmp_path: Path, exam: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "claims", [None, 3, ["as_good_as_layer"], [{"claim": "as_good_as_layer"}], [{**claims_on("norm")[0], "text": 5}]]
+    "claims",
+    [None, 3, ["as_good_as_layer"], [{"claim": "as_good_as_layer"}], [{**claims_on("norm", 0.02)[0], "text": 5}]],
 )
 def test_damaged_claims_are_left_out(tmp_path: Path, claims: object) -> None:
     put_exam(tmp_path, "norm", {"layer": 1.5})
@@ -83,9 +86,8 @@ def test_a_claim_without_a_rule_is_told_so(tmp_path: Path) -> None:
     put_exam(tmp_path, "norm", {"layer": 1.5})
     manifest = tmp_path / "studies" / "exam" / "study.json"
     manifest.write_text(manifest.read_text().replace("as_good_as_layer", "makes_tea"))
-    assert [one.note for one in card_of(tmp_path).claims if one.claim == "makes_tea"] == [
-        "there is no rule for this claim"
-    ]
+    (unknown,) = [one for one in card_of(tmp_path).claims if one.claim == "makes_tea"]
+    assert unknown.verdict is None and unknown.note == "there is no rule for this claim"
 
 
 def test_what_was_added_to_the_plan_decides_nothing(tmp_path: Path) -> None:
@@ -119,6 +121,44 @@ def test_losses_by_length_and_position_come_from_the_runs_folders(tmp_path: Path
     # positions 5 to 8 of both seeds: 4 to 7 and 5 to 8
     assert by_position["vanilla", "pos=rope"].mean[3] == pytest.approx(6.0)
     assert {one.claim: one.verdict for one in card.claims}["ends_at_its_table"] == SUPPORTED
+
+
+def test_no_claim_is_judged_before_all_planned_runs_have_ended(tmp_path: Path) -> None:
+    arms = [f"base={base} norm={part}" for base in ("vanilla", "llama") for part in ("layer", "rms")]
+    put_exam(tmp_path, "norm", {"layer": 1.5, "rms": 1.5}, arms=arms, seeds_of_arms=[[0, 1, 2]] * 3 + [[0, 1, 2, 3]])
+    manifest = tmp_path / "studies" / "exam" / "study.json"
+    content = json.loads(manifest.read_text())
+    content["spec"]["seeds"] = [0, 1, 2, 3]
+    manifest.write_text(json.dumps(content))
+    claim = card_of(tmp_path).claims[0]
+    assert claim.verdict is None and claim.note == "not judged yet: 1 of the planned runs have not ended"
+    assert claim.measured[0].value == 0
+    content["spec"]["seeds_of_arms"] = [[0, 1, 2]] * 4
+    manifest.write_text(json.dumps(content))
+    assert card_of(tmp_path).claims[0].verdict == SUPPORTED
+
+
+def test_runs_that_the_tables_set_aside_are_no_part_of_a_card(tmp_path: Path) -> None:
+    put_exam(tmp_path, "norm", {"layer": 1.5, "rms": 1.5})
+    for folder in (tmp_path / "runs").glob("*-rms-*"):
+        record = json.loads((folder / "result.json").read_text())
+        record["data"]["batch_order_sha256"] = "another order"
+        (folder / "result.json").write_text(json.dumps(record))
+    claim = card_of(tmp_path).claims[0]
+    assert claim.verdict is None and not claim.measured
+
+
+def test_a_rule_that_changed_since_the_start_is_told(tmp_path: Path) -> None:
+    put_exam(tmp_path, "norm", {"layer": 1.5, "rms": 1.5})
+    manifest = tmp_path / "studies" / "exam" / "study.json"
+    manifest.write_text(manifest.read_text().replace("ends below 0.02 nats", "ends below 9 nats"))
+    claim = card_of(tmp_path).claims[0]
+    assert claim.note == "the study was started under another rule" and "0.02" in claim.rule
+
+
+def test_without_the_texts_tables_no_plateau_is_called(tmp_path: Path) -> None:
+    put_exam(tmp_path, "placement", {"post": 3.0, "pre": 1.5}, factors=["train.warmup_steps"])
+    assert {outcome for cell in card_of(tmp_path).map for outcome in cell.outcomes} == {"unknown"}
 
 
 @pytest.mark.parametrize("losses", [{"64": "x"}, {"many": 1.0}, [1.0], "none"])

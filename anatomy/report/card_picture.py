@@ -19,7 +19,7 @@ GROUNDS: Mapping[str, str] = {
 }
 """Verdict -> what its word stands on."""
 NO_GROUND = "#808080"
-TITLE, CLAIM = 16.0, FONT + 0.5  # points
+TITLE, CLAIM, TINY = 16.0, FONT + 0.5, SMALL - 1  # points
 MARGIN, CLAIM_LEFT = 0.1, 1.75  # inches at the left of the text, and of a claim beside its verdict
 MAX_NUMBERS = 3  # of a claim; the page has all
 
@@ -42,8 +42,8 @@ class Line:
 
 
 def card_picture(card: Card) -> Figure | None:
-    """What was asked, each claim with its verdict and numbers, and below them the picture of the axis. None where that
-    has no data."""
+    """What was asked, each claim with its verdict, numbers and rule, and below them the picture of the axis. None where
+    that has no data."""
     picture = sketch(card)
     if picture is None:
         return None
@@ -84,19 +84,23 @@ def _claim_lines(claim: Examined) -> Iterator[Line]:
     for piece in _pieces(f"{claim.part}: {claim.text}", CLAIM * 1.1, CLAIM_LEFT):
         yield Line(piece, CLAIM, CLAIM_LEFT, gap=9 if verdict else 0, weight="bold", verdict=verdict)
         verdict = None
-    for text in (_numbers(claim.measured), claim.note or ""):
-        yield from (Line(piece, SMALL, CLAIM_LEFT, gap=1, alpha=0.85) for piece in _pieces(text, SMALL, CLAIM_LEFT))
+    rule = f"rule: {claim.rule}" if claim.rule else ""
+    texts = ((_numbers(claim.measured), SMALL, 0.85), (claim.note or "", SMALL, 0.85), (rule, TINY, 0.65))
+    for text, size, alpha in texts:
+        yield from (Line(piece, size, CLAIM_LEFT, gap=1, alpha=alpha) for piece in _pieces(text, size, CLAIM_LEFT))
 
 
 def _numbers(quantities: Sequence[Quantity]) -> str:
     """The first ones; all of what is counted, for the counts of one setting say nothing of another. What all begin
     with, up to a comma, is said once."""
     is_counted = all(quantity.unit.startswith("of ") for quantity in quantities)
-    first, *others = map(measured, quantities if is_counted else quantities[:MAX_NUMBERS]) if quantities else [""]
+    shown = quantities if is_counted else quantities[:MAX_NUMBERS]
+    first, *others = map(measured, shown) if shown else [""]
     start = "".join(first.partition(", ")[:2])
     if all(other.startswith(start) for other in others):
         others = [other.removeprefix(start) for other in others]
-    return with_minus("; ".join([first, *others]))
+    more = [f"and {len(quantities) - len(shown)} more"] if len(shown) < len(quantities) else []
+    return with_minus("; ".join([first, *others, *more]))
 
 
 def _pieces(text: str, size: float, left: float) -> list[str]:

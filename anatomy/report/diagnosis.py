@@ -15,9 +15,8 @@ from anatomy.report.data import Copying, Diagnosis, Layers
 from anatomy.report.evidence import NUM_DETAILED
 from anatomy.report.gather import DAMAGE, LARGEST
 from anatomy.report.rows import Group
-from anatomy.runs import FINISHED, read_json
+from anatomy.runs import DIAGNOSTICS_FILE, FINISHED, read_json
 
-FILE = "diagnostics.json"
 SUB_LAYERS, MOMENTS, WEIGHTS = ("attn", "ffn"), ("start", "last"), ("last", "best")
 
 Numbers = Sequence[float | None]
@@ -32,10 +31,10 @@ def read_diagnosis(runs: Path, groups: Sequence[Group]) -> Diagnosis | None:
     """
     finished = {group.name: [run.name for run in group.runs if run.status in FINISHED] for group in groups}
     detailed = [(row, names) for row, names in finished.items() if names][:NUM_DETAILED]
-    by_row = {row: [found for name in names if (found := _measured(runs / name))] for row, names in detailed}
+    by_row = {row: [found for name in names if (found := read_measured(runs / name))] for row, names in detailed}
 
     def layers(first: int, *path: str) -> list[Layers]:
-        lines = [_layers(row, first, [_numbers(one, path) for one in found]) for row, found in by_row.items()]
+        lines = [_layers(row, first, [layer_numbers(one, path) for one in found]) for row, found in by_row.items()]
         return [line for line in lines if line]
 
     diagnosis = Diagnosis(
@@ -49,14 +48,15 @@ def read_diagnosis(runs: Path, groups: Sequence[Group]) -> Diagnosis | None:
     return diagnosis if diagnosis.copying or any(lines for kind in by_layer for lines in kind.values()) else None
 
 
-def _measured(folder: Path) -> Measured:
+def read_measured(folder: Path) -> Measured:
+    """A run's diagnostics, empty where there are none or they cannot be read."""
     try:
-        return read_json(folder / FILE, "file of diagnostics") or {}
+        return read_json(folder / DIAGNOSTICS_FILE, "file of diagnostics") or {}
     except ValueError:
         return {}
 
 
-def _numbers(measured: Measured, path: Sequence[str]) -> Numbers:
+def layer_numbers(measured: Measured, path: Sequence[str]) -> Numbers:
     """A value a layer out of a run's file, the mean over heads where it has one a head; empty where there is no sound
     list."""
     try:

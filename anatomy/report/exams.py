@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,33 +12,39 @@ from typing import Any
 import numpy as np
 
 from anatomy.axes import SWAPPED_AXES
+from anatomy.exam_rules import PLATEAU_RUNG, rule_in_words
 from anatomy.files import is_plain_name, read_array
 from anatomy.measures_file import read_measures
 from anatomy.report.cells import cells_of
-from anatomy.report.data import FINAL, Card, Examined, MapCell, PartLoss, Rungs, Series
+from anatomy.report.data import Card, Examined, MapCell, PartLoss, Rungs, Series
+from anatomy.report.diagnosis import layer_numbers, read_measured
 from anatomy.report.gather import DAMAGE, Arm, Run, Study
-from anatomy.report.material import DIVERGED, PLATEAU, TRAINED, Material
+from anatomy.report.material import DIVERGED, PLATEAU, TRAINED, UNKNOWN, Material
 from anatomy.report.measure import rung_of
+from anatomy.report.plan import Plan
 from anatomy.report.rules import RULES
-from anatomy.runs import FINISHED, finite, read_json, read_record
-
-PLATEAU_RUNG = 1.5  # below: nearer to a table of single characters than to one of pairs
-POSITIONS_FILE, DIAGNOSTICS_FILE = "position_losses.npy", "diagnostics.json"
+from anatomy.runs import FINISHED, POSITIONS_FILE, finite, read_record
 
 FindRungs = Callable[[Run], Rungs | None]
 Rows = Mapping[tuple[str, str], Sequence[Run]]
 """Base and the words asked for -> runs that are done."""
 
 
-def make_card(study: Study, margin_nats: float, find_rungs: FindRungs) -> Card | None:
-    """The card of a study that is an exam, None of any other: over the runs that were planned before it started, so
-    that what was added later decides nothing. What is damaged is as if it were not there."""
+def make_card(
+    study: Study, *, margin_nats: float, metric: str, set_aside: Container[str | None], find_rungs: FindRungs
+) -> Card | None:
+    """The card of a study that is an exam, None of any other.
+
+    Over the runs that were planned before it started, so that what was added later decides nothing, and without those
+    that the tables set aside; no claim is judged before all planned runs have ended. What is damaged is as if it were
+    not there.
+    """
     axis = study.spec.get("exam")
     if axis not in SWAPPED_AXES:
         return None
-    planned = [arm for arm in study.arms if arm.is_planned is not False]
+    planned = [arm for arm in study.arms if arm.is_planned is not False and arm.run not in set_aside]
     finished = [arm for arm in planned if arm.found and arm.status in FINISHED]
-    runs = [arm.found for arm in finished if arm.found]
+    runs = list({arm.found.name: arm.found for arm in finished if arm.found}.values())
     lengths = {run.name: _lengths(study.runs / run.name) for run in runs}
     factors = study.spec.get("factors") or []
     material = Material(
@@ -46,27 +52,36 @@ def make_card(study: Study, margin_nats: float, find_rungs: FindRungs) -> Card |
         arms=finished,
         factors=factors if isinstance(factors, list) else [],
         margin_nats=margin_nats,
-        metric=FINAL,
+        metric=metric,
         at_length=lambda run: lengths.get(run.name, {}),
-        map=_map(replace(study, arms=finished), axis, find_rungs),
+        map=_map(replace(study, arms=finished), axis, metric, find_rungs),
         timed=read_measures(study.runs.parent / "studies" / study.name) if is_plain_name(study.name) else None,
     )
-    rows = _rows(finished)
+    rows, num_open = _rows(finished), _num_open(study)
     question = study.spec.get("question")
     return Card(
         study=study.name,
         axis=axis,
         question=question if isinstance(question, str) else None,
         scenario=_scenario(runs),
-        claims=[_examine(claim, material) for claim in _registered(study.spec.get("claims"))],
+        claims=[_examine(claim, material, num_open) for claim in _registered(study.spec.get("claims"))],
         margin_nats=margin_nats,
         trained_at=next((ctx for run in runs if isinstance(ctx := run.settings.get("model.ctx_len"), int)), None),
-        losses=[] if material.map else _losses(rows),
+        losses=[] if material.map else _losses(rows, metric),
         by_length=_by_length(rows, lengths),
         by_position=_by_position(study.runs, rows, lengths),
         map=material.map,
         timed=material.timed,
     )
+
+
+def _num_open(study: Study) -> int:
+    """How many planned runs have not ended, asked for or not."""
+    ended = {(arm.words, arm.seed) for arm in study.arms if arm.status in (*FINISHED, "failed")}
+    plan = Plan.of(study.spec)
+    if plan is None or not plan.arms:
+        return sum((arm.words, arm.seed) not in ended for arm in study.arms)
+    return sum((words, seed) not in ended for words in plan.arms for seed in plan.seeds(words))
 
 
 def _registered(claims: Any) -> list[Mapping[str, str]]:
@@ -76,20 +91,25 @@ def _registered(claims: Any) -> list[Mapping[str, str]]:
     return [one for one in found if isinstance(one, Mapping) and all(isinstance(one.get(key), str) for key in keys)]
 
 
-def _examine(claim: Mapping[str, str], material: Material) -> Examined:
+def _examine(claim: Mapping[str, str], material: Material, num_open: int) -> Examined:
     said = {key: claim[key] for key in ("part", "claim", "text", "source")}
-    rule = RULES.get(claim["claim"])
-    if rule is None:
+    if claim["claim"] not in RULES:
         return Examined(**said, rule="", verdict=None, measured=[], note="there is no rule for this claim")
-    found = rule.judge(material)
-    words = rule.words.format(margin=f"{material.margin_nats:g}")
-    return Examined(**said, rule=words, verdict=found.verdict, measured=found.measured, note=found.note)
+    found, words = RULES[claim["claim"]](material), rule_in_words(claim["claim"], material.margin_nats)
+    notes = [found.note] if found.note else []
+    if num_open:
+        notes = [f"not judged yet: {num_open} of the planned runs have not ended"]
+    if claim.get("rule", words) != words:
+        notes.append("the study was started under another rule")
+    verdict = None if num_open else found.verdict
+    return Examined(**said, rule=words, verdict=verdict, measured=found.measured, note="; ".join(notes) or None)
 
 
 def _scenario(runs: Sequence[Run]) -> str:
     """What was trained, in a line; values that differ between the runs stand side by side."""
     keys = {"model.d_model": "{} wide", "model.n_layer": "{} layers", "model.ctx_len": "context {}"}
-    keys |= {"train.batch_size": "batch {}", "train.steps": "{} steps"}
+    keys |= {"train.batch_size": "batch {}", "train.lr": "rate {}", "train.warmup_steps": "warm-up {}"}
+    keys |= {"train.steps": "{} steps"}
     values = {key: list(dict.fromkeys(run.settings.get(key) for run in runs)) for key in keys}
     told = [
         keys[key].format(" or ".join(map(str, some))) for key, some in values.items() if some and key != "train.steps"
@@ -113,10 +133,10 @@ def _rows(arms: Sequence[Arm]) -> Rows:
     return rows
 
 
-def _losses(rows: Rows) -> list[PartLoss]:
+def _losses(rows: Rows, metric: str) -> list[PartLoss]:
     found = []
     for (base, asked), runs in rows.items():
-        losses = [loss for run in runs if (loss := run.numbers[FINAL]) is not None]
+        losses = [loss for run in runs if (loss := run.numbers[metric]) is not None]
         if losses:
             found.append(PartLoss(base, asked, fmean(losses), min(losses), max(losses), len(losses)))
     return found
@@ -166,7 +186,7 @@ def _series(base: str, row: str, x: Sequence[float], columns: Sequence[Sequence[
 # ------------------------------------------------------------------------------------------------ map
 
 
-def _map(study: Study, axis: str, find_rungs: FindRungs) -> list[MapCell]:
+def _map(study: Study, axis: str, metric: str, find_rungs: FindRungs) -> list[MapCell]:
     """How the runs of each base and part ended in each cell."""
     found = []
     for cell in cells_of(study):
@@ -176,13 +196,13 @@ def _map(study: Study, axis: str, find_rungs: FindRungs) -> list[MapCell]:
                 by_row[arm.base, arm.found.parts[axis]].append(arm.found)
         for (base, part), runs in by_row.items():
             once = list({run.name: run for run in runs}.values())
-            losses = [loss for run in once if (loss := run.numbers[FINAL]) is not None]
+            losses = [loss for run in once if (loss := run.numbers[metric]) is not None]
             found.append(
                 MapCell(
                     base=base,
                     part=part,
                     factors=cell.values,
-                    outcomes=dict(Counter(_outcome(run, find_rungs) for run in once)),
+                    outcomes=dict(Counter(_outcome(run, metric, find_rungs) for run in once)),
                     loss_nats=fmean(losses) if losses else None,
                     gradients=_gradients([study.runs / run.name for run in once]),
                 )
@@ -190,12 +210,12 @@ def _map(study: Study, axis: str, find_rungs: FindRungs) -> list[MapCell]:
     return found
 
 
-def _outcome(run: Run, find_rungs: FindRungs) -> str:
-    rungs, loss, num_symbols = find_rungs(run), run.numbers[FINAL], run.numbers["data.vocab_size"]
+def _outcome(run: Run, metric: str, find_rungs: FindRungs) -> str:
+    rungs, loss, num_symbols = find_rungs(run), run.numbers[metric], run.numbers["data.vocab_size"]
     if run.status == "diverged" or loss is None:
         return DIVERGED
-    if rungs is None or not num_symbols:
-        return TRAINED
+    if rungs is None or not num_symbols or num_symbols < 0:
+        return UNKNOWN
     return PLATEAU if rung_of(loss, rungs, num_symbols) < PLATEAU_RUNG else TRAINED
 
 
@@ -206,8 +226,8 @@ def _gradients(folders: Sequence[Path]) -> list[float]:
 
 
 def _gradient_norms(folder: Path) -> list[float]:
-    try:
-        start = (read_json(folder / DIAGNOSTICS_FILE, "file of diagnostics") or {})["gradients"]["start"]
-        return [math.hypot(attn, ffn) for attn, ffn in zip(start["attn"], start["ffn"], strict=True)]
-    except DAMAGE:
-        return []
+    measured = read_measured(folder)
+    attn, ffn = (layer_numbers(measured, ("gradients", "start", sub)) for sub in ("attn", "ffn"))
+    pairs = list(zip(attn, ffn, strict=False)) if len(attn) == len(ffn) else []
+    norms = [math.hypot(one, other) for one, other in pairs if one is not None and other is not None]
+    return norms if len(norms) == len(pairs) else []

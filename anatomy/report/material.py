@@ -1,6 +1,6 @@
 """What an exam's rules read: the runs of a study by base and part, how they ended, and what was timed beside them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -15,7 +15,7 @@ from anatomy.report.rows import typed_value
 Knobs = Mapping[str, float]
 NO_KNOBS: Knobs = {}
 WARMUP = "train.warmup_steps"
-TRAINED, PLATEAU, DIVERGED = "trained", "plateau", "diverged"
+TRAINED, PLATEAU, DIVERGED, UNKNOWN = "trained", "plateau", "diverged", "unknown"
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,35 @@ class Material:
         return list(dict.fromkeys(arm.base for arm in self.arms if arm.base is not None))
 
     def runs(self, base: str, part: str, match: str | None = None, knobs: Knobs = NO_KNOBS) -> dict[int, Run]:
-        """Seed -> the finished run of a base with a part on the exam's axis, matched so, with these knobs of it."""
-        wanted = {**BASES[base], self.axis: part}
+        """Seed -> the run that is done of a base with a part on the exam's axis, matched so, with these knobs of it.
+        Empty where a seed has several, of other settings, which nothing tells apart here."""
         found: dict[int, Run] = {}
+        for run in self._ended(base, part, match, knobs):
+            if run.status == "done" and found.setdefault(run.seed, run) is not run:
+                return {}
+        return found
+
+    def diverged(self, parts: Sequence[str], match: str | None = None) -> list[str]:
+        """`rms in llama 2 of 6`: how many runs of these parts did."""
+        said = []
+        for base in self.bases:
+            for part in parts:
+                runs = list(self._ended(base, part, match, NO_KNOBS))
+                num = sum(run.status == "diverged" for run in runs)
+                said += [f"{part} in {base} {num} of {len(runs)}"] if num else []
+        return said
+
+    def _ended(self, base: str, part: str, match: str | None, knobs: Knobs) -> Iterator[Run]:
+        """Each run once, however many arms it answers."""
+        wanted, seen = {**BASES[base], self.axis: part}, set[str]()
         for arm in self.arms:
             run = arm.found
-            if run is None or run.status != "done" or arm.base != base or arm.match != match:
+            if run is None or run.name in seen or arm.base != base or arm.match != match:
                 continue
-            if is_alike(run.parts, wanted, self.factors) and all(
-                run.settings.get(f"{self.axis}.{knob}") == value for knob, value in knobs.items()
-            ):
-                found.setdefault(run.seed, run)
-        return found
+            has_knobs = all(run.settings.get(f"{self.axis}.{knob}") == value for knob, value in knobs.items())
+            if has_knobs and is_alike(run.parts, wanted, self.factors):
+                seen.add(run.name)
+                yield run
 
     def difference(self, part: str, other: str, match: str | None = None, knobs: Knobs = NO_KNOBS) -> list[Quantity]:
         """Test loss with `part` minus with `other`, in nats: the mean over all bases, taken seed by seed, then each
@@ -77,9 +94,8 @@ class Material:
         }
         return {seed: one - two for seed, (one, two) in losses.items() if one is not None and two is not None}
 
-    def warmup_gaps(self, cell: MapCell) -> list[float]:
-        """What a cell without a warm-up loses against the same with one, in nats, mean over the seeds of both; empty
-        where there is no such pair."""
+    def warmup_gaps(self, cell: MapCell) -> dict[int, float]:
+        """Seed -> what a cell without a warm-up loses against the same with one, in nats."""
         by_warmup: dict[bool, dict[int, float]] = {True: {}, False: {}}
         alike = {factor: value for factor, value in cell.factors.items() if factor != WARMUP}
         for arm in self.arms:
@@ -90,7 +106,7 @@ class Material:
             if loss is not None and all(typed_value(run.settings.get(key)) == value for key, value in alike.items()):
                 by_warmup[run.settings.get(WARMUP) != 0].setdefault(run.seed, loss)
         both = by_warmup[True].keys() & by_warmup[False].keys()
-        return [fmean(by_warmup[False][seed] - by_warmup[True][seed] for seed in both)] if both else []
+        return {seed: by_warmup[False][seed] - by_warmup[True][seed] for seed in both}
 
     def rise(self, part: str, length: int, start: int, knobs: Knobs = NO_KNOBS) -> Quantity | None:
         """Test loss with windows of `length` minus that with windows of `start`, mean over bases, seed by seed."""

@@ -1,6 +1,6 @@
-"""The rules by which an exam decides about a claim: each computes a verdict from what was measured, and says how.
+"""The rules by which an exam decides about a claim: each computes a verdict from what was measured.
 
-A claim's text stands in its part's YAML, under the key that names its rule here.
+In words they stand in exam_rules.py, under the key that the claim has in its part's YAML.
 
     supported here      the interval lies where the claim says
     contradicted here   it lies where the claim says it does not
@@ -11,18 +11,16 @@ A claim's text stands in its part's YAML, under the key that names its rule here
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from anatomy.axes import BASES
+from anatomy.exam_rules import CLAIMED_INIT, DOMINATES, FASTER, GATED_COST, NEAR_GATED_COST
 from anatomy.measures_file import ArmStep, DecodeStep, NormCall
 from anatomy.report.attribution import estimate
 from anatomy.report.data import CONTRADICTED, NOT_SEEN, OUTSIDE, SUPPORTED, MapCell, Quantity
-from anatomy.report.material import TRAINED, Material, nats
+from anatomy.report.material import TRAINED, UNKNOWN, Material, nats
 
 TRAINED_ROPE, OTHER_ROPE = {"theta": 10000.0}, {"theta": 500000.0}  # the claims are about the first
-CLAIMED_INIT = "xavier"  # of the claim that post-norm fails
-FASTER = 1.05  # a ratio of speeds that a reader would notice
-DOMINATES = 0.5  # share of a decoding step spent on the cache, from which the cache is what it waits for
-GATED_COST = (1.10, 1.15)  # times a plain FFN's step, as the claim has it
 
 
 @dataclass(frozen=True)
@@ -34,46 +32,47 @@ class Finding:
     note: str | None = None
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule in words, in which {margin} stands for the study's margin in nats, and in code."""
+Rule = Callable[[Material], Finding]
+Holds = Callable[[float, float], bool]
 
-    words: str
-    judge: Callable[[Material], Finding]
-
-
-NOTHING_YET = Finding(None, note="the runs that this needs are not there yet")
+NOTHING_YET = Finding(None, note="what this needs was not run, or not timed, yet")
 ONE_SEED = "one seed gives no interval"
 
 
-def _by_interval(measured: Sequence[Quantity], *, below: float, above: float) -> Finding:
-    """Supported where the first quantity's interval ends at or below `below`, contradicted where it begins above
-    `above`."""
+def _by_interval(measured: Sequence[Quantity], *, bound: float) -> Finding:
+    """Supported where the first quantity's interval ends below `bound`, contradicted where it begins above."""
     if not measured:
         return NOTHING_YET
     whole = measured[0]
     if whole.low is None or whole.high is None:
         return Finding(NOT_SEEN, measured, ONE_SEED)
-    return Finding(SUPPORTED if whole.high < below else CONTRADICTED if whole.low > above else NOT_SEEN, measured)
+    return Finding(SUPPORTED if whole.high < bound else CONTRADICTED if whole.low > bound else NOT_SEEN, measured)
 
 
 # ------------------------------------------------------------------------------------------------ loss
 
 
+def _lower(part: str, other: str, match: str | None, m: Material, bound: float) -> Finding:
+    """Whether the difference is below `bound`: over all bases, and in none of them clearly otherwise. Where runs
+    diverged, those that are left support nothing."""
+    found = _by_interval(m.difference(part, other, match), bound=bound)
+    each = found.measured[1:]  # of the bases
+    above = any(one.low is not None and one.low > bound for one in each)
+    below = any(one.high is not None and one.high < bound for one in each)
+    if (found.verdict == SUPPORTED and above) or (found.verdict == CONTRADICTED and below):
+        return Finding(NOT_SEEN, found.measured, "the bases disagree")
+    if gone := m.diverged((part, other), match):
+        verdict = NOT_SEEN if found.verdict == SUPPORTED else found.verdict
+        return Finding(verdict, found.measured, f"diverged, and so left out: {', '.join(gone)}")
+    return found
+
+
 def _no_worse(part: str, other: str, match: str | None = None) -> Rule:
-    return Rule(
-        f"supported if the interval of {part} minus {other}, mean over the bases, ends below {{margin}} nats; "
-        "contradicted if it begins above that; else not seen",
-        lambda m: _by_interval(m.difference(part, other, match), below=m.margin_nats, above=m.margin_nats),
-    )
+    return lambda m: _lower(part, other, match, m, m.margin_nats)
 
 
 def _better(part: str, other: str, match: str) -> Rule:
-    return Rule(
-        f"supported if the interval of {part} minus {other}, mean over the bases, lies below 0; contradicted if above; "
-        "else not seen",
-        lambda m: _by_interval(m.difference(part, other, match), below=0, above=0),
-    )
+    return lambda m: _lower(part, other, match, m, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------ norm
@@ -89,8 +88,11 @@ def _norm_cost(m: Material) -> Finding:
     if not calls["has_fused_rms_norm"]:
         return Finding(OUTSIDE, measured, "on this device PyTorch has no fused kernel for RMSNorm and puts it together "
                        "from smaller operations; `part` is how this tool computes it there")  # fmt: skip
+    if not by_torch:
+        return NOTHING_YET
     widest = max(by_torch, key=lambda row: row["width"])
-    return _by_interval([_norm_quantity(widest), *measured], below=1, above=1)
+    others = [_norm_quantity(row) for row in rows if row is not widest]
+    return _by_interval([_norm_quantity(widest), *others], bound=1)
 
 
 def _norm_quantity(row: NormCall) -> Quantity:
@@ -104,9 +106,12 @@ def _norm_quantity(row: NormCall) -> Quantity:
 def _fails_deep_and_bare(m: Material) -> Finding:
     post, pre = _deep_and_bare(m, "post"), _deep_and_bare(m, "pre")
     deciding = [cell for cell in post if cell.factors.get("init") == CLAIMED_INIT]
-    trains_with_pre = {_setting(cell) for cell in pre if not _fails(cell)}
     if not deciding or not pre:
         return NOTHING_YET
+    measured = list(map(_count, post))
+    if any(cell.outcomes.get(UNKNOWN) for cell in m.map):
+        return Finding(None, measured, "the text's n-gram tables are not at hand, which tell a plateau")
+    trains_with_pre = {_setting(cell) for cell in pre if not _fails(cell)}
     shows = [cell for cell in post if _fails(cell) and _setting(cell) in trains_with_pre]
     trains = [cell for cell in post if not _fails(cell)]
     is_seen, is_refuted = (all(cell in some for cell in deciding) for some in (shows, trains))
@@ -118,21 +123,26 @@ def _fails_deep_and_bare(m: Material) -> Finding:
         f"a warm-up does not: {_settings(lost)}" if lost else "",
     ]
     verdict = SUPPORTED if is_seen else CONTRADICTED if is_refuted else NOT_SEEN
-    return Finding(verdict, list(map(_count, post)), "; ".join(filter(None, said)) or None)
+    return Finding(verdict, measured, "; ".join(filter(None, said)) or None)
 
 
 def _needs_no_warmup(m: Material) -> Finding:
     pre = _deep_and_bare(m, "pre")
-    gaps = [gap for cell in pre for gap in m.warmup_gaps(cell)]
-    found = estimate(gaps)
+    if fails := [cell for cell in pre if _fails(cell)]:
+        return Finding(CONTRADICTED, list(map(_count, pre)), f"it fails to train: {_settings(fails)}")
+    gaps = {_setting(cell): m.warmup_gaps(cell) for cell in pre}
+    common = sorted(set.intersection(*map(set, gaps.values()))) if gaps else []
+    found = estimate([fmean(by_seed[seed] for by_seed in gaps.values()) for seed in common])
     if found is None:
         return NOTHING_YET
+    each = [
+        nats(f"the same, {_settings([cell])}", one)
+        for cell in pre
+        if (one := estimate(list(gaps[_setting(cell)].values())))
+    ]
     whole = nats(f"without a warm-up minus with one, mean over {len(gaps)} settings", found)
-    fails = [cell for cell in pre if _fails(cell)]
-    note = f"it fails to train: {_settings(fails)}" if fails else "it trains in every setting"
-    judged = _by_interval([whole], below=m.margin_nats, above=m.margin_nats)
-    each = [Quantity(f"the same, {_settings([c])}", gap, None, None, "nats") for c in pre for gap in m.warmup_gaps(c)]
-    return Finding(CONTRADICTED if fails else judged.verdict, [whole, *each], judged.note or note)
+    judged = _by_interval([whole, *each], bound=m.margin_nats)
+    return Finding(judged.verdict, judged.measured, judged.note or "it trains in every setting")
 
 
 def _deep_and_bare(m: Material, part: str) -> list[MapCell]:
@@ -179,21 +189,29 @@ def _count(cell: MapCell) -> Quantity:
 # ------------------------------------------------------------------------------------------------ positions
 
 
+def _trained_at(m: Material, part: str) -> int | None:
+    lengths = [run.settings.get("model.ctx_len") for base in m.bases for run in m.runs(base, part).values()]
+    return next((length for length in lengths if isinstance(length, int)), None)
+
+
 def _ends_at_its_table(m: Material) -> Finding:
     by_run = [m.at_length(run) for base in m.bases for run in m.runs(base, "learned").values()]
-    if not any(by_run):
+    trained, lengths = _trained_at(m, "learned"), sorted(set[int]().union(*by_run))
+    longer = [length for length in lengths if trained is not None and length > trained]
+    if trained is None or not longer:
         return NOTHING_YET
-    lengths = sorted(set[int]().union(*by_run))
-    there = [length for length in lengths if all(losses.get(length) is not None for losses in by_run)]
-    gone = [length for length in lengths if all(losses.get(length) is None for losses in by_run)]
-    end = max(there, default=0)
+    gone, there = (
+        [length for length in lengths if all((losses.get(length) is None) is is_gone for losses in by_run)]
+        for is_gone in (True, False)
+    )
     measured = [
-        Quantity("longest window with a loss", end, None, None, "characters"),
-        Quantity("longer windows without one", len(gone), None, None, f"of {sum(length > end for length in lengths)}"),
+        Quantity("longest window with a loss", max(there, default=0), None, None, "characters"),
+        Quantity("longer windows without one", len(set(longer) & set(gone)), None, None, f"of {len(longer)}"),
     ]
-    if not gone or not there:
-        return Finding(CONTRADICTED if there else NOT_SEEN, measured)
-    return Finding(SUPPORTED if end < min(gone) and len(there) + len(gone) == len(lengths) else NOT_SEEN, measured)
+    if set(longer) <= set(there):
+        return Finding(CONTRADICTED, measured)
+    is_end = set(longer) <= set(gone) and set(lengths) - set(longer) <= set(there)
+    return Finding(SUPPORTED if is_end else NOT_SEEN, measured)
 
 
 def _best_where_trained(m: Material) -> Finding:
@@ -211,18 +229,14 @@ def _best_where_trained(m: Material) -> Finding:
 
 
 def _degrades_beyond(m: Material) -> Finding:
-    trained = [run.settings.get("model.ctx_len") for base in m.bases for run in m.runs(base, "rope").values()]
-    start = next((length for length in trained if isinstance(length, int)), None)
+    start = _trained_at(m, "rope")
     if start is None:
         return NOTHING_YET
-    at_twice, at_four_times = (m.rise("rope", times * start, start, TRAINED_ROPE) for times in (2, 4))
-    if at_twice is None or at_four_times is None:
+    rises = [m.rise("rope", times * start, start, theta) for theta in (TRAINED_ROPE, OTHER_ROPE) for times in (2, 4)]
+    if rises[0] is None:
         return NOTHING_YET
-    others = [m.rise("rope", times * start, start, OTHER_ROPE) for times in (2, 4)]
-    found = _by_interval([_negative(at_four_times)], below=-m.margin_nats, above=-m.margin_nats)
-    is_early = at_twice.low is not None and at_twice.low > m.margin_nats
-    note = "it degrades at twice the length already" if is_early else None
-    return Finding(found.verdict, [at_four_times, at_twice, *filter(None, others)], found.note or note)
+    found = _by_interval([_negative(rises[0])], bound=-m.margin_nats)
+    return Finding(found.verdict, [rise for rise in rises if rise], found.note)
 
 
 def _negative(one: Quantity) -> Quantity:
@@ -270,8 +284,10 @@ def _decodes_faster(m: Material) -> Finding:
     note = f"with all heads {share:.0%} of that step goes to the cache"
     if share < DOMINATES:
         return Finding(OUTSIDE, measured, f"{note}, so it does not dominate")
-    found = _by_interval(measured, below=1 / FASTER, above=1)
-    return Finding(found.verdict, measured, note)
+    least, most = measured[0].low, measured[0].high
+    if least is None or most is None:
+        return Finding(NOT_SEEN, measured, "too few rounds for an interval")
+    return Finding(SUPPORTED if most < 1 / FASTER else CONTRADICTED if least > 1 else NOT_SEEN, measured, note)
 
 
 def _heads(row: DecodeStep) -> str:
@@ -288,103 +304,65 @@ def _steps(m: Material) -> list[ArmStep]:
 
 
 def _step_ratios(m: Material, part: str, other: str, match: str) -> list[Quantity]:
-    """The time of a training step with `part` over that with `other`, for each base that has one of them as its own."""
-    found = []
+    """The time of a training step with `part` over that with `other`, a base a quantity; empty unless there is one for
+    every base that the exam is about."""
+    found: dict[str, Quantity] = {}
     for row in _steps(m):
         own = BASES.get(row["base"], {}).get(m.axis)
         ratio, low, high = row["over_base"], row["over_base_low"], row["over_base_high"]
-        if row["match"] != match or ratio is None:
+        if row["match"] != match or not ratio:
             continue
         what = f"training step with {part} over {other}, in {row['base']}"
         if (row["parts"].get(m.axis), own) == (part, other):
-            found.append(Quantity(what, ratio, low, high, "times"))
+            found[row["base"]] = Quantity(what, ratio, low, high, "times")
         elif (row["parts"].get(m.axis), own) == (other, part):
-            found.append(Quantity(what, 1 / ratio, 1 / high if high else None, 1 / low if low else None, "times"))
-    return found
+            turned = 1 / high if high else None, 1 / low if low else None
+            found[row["base"]] = Quantity(what, 1 / ratio, *turned, "times")
+    return [found[base] for base in m.bases] if m.bases and set(m.bases) <= set(found) else []
+
+
+def _in_every_base(measured: Sequence[Quantity], holds: Holds, fails: Holds) -> Finding:
+    """Supported where an interval (low, high) holds in every base, contradicted where it fails in every base."""
+    ends = [(one.low, one.high) for one in measured if one.low is not None and one.high is not None]
+    if not measured:
+        return NOTHING_YET
+    if len(ends) < len(measured):
+        return Finding(NOT_SEEN, measured, "too few rounds for an interval")
+    is_held, is_failed = (all(says(low, high) for low, high in ends) for says in (holds, fails))
+    return Finding(SUPPORTED if is_held else CONTRADICTED if is_failed else NOT_SEEN, measured)
 
 
 def _trains_no_faster(m: Material) -> Finding:
-    measured = _step_ratios(m, "gqa", "mha", "params")
-    if not measured:
-        return NOTHING_YET
-    if any(one.low is None or one.high is None for one in measured):
-        return Finding(NOT_SEEN, measured, "too few rounds for an interval")
     least = 1 / FASTER
-    if all(one.low is not None and one.low > least for one in measured):
-        return Finding(SUPPORTED, measured)
-    is_faster = all(one.high is not None and one.high < least for one in measured)
-    return Finding(CONTRADICTED if is_faster else NOT_SEEN, measured)
+    measured = _step_ratios(m, "gqa", "mha", "params")
+    return _in_every_base(measured, lambda low, high: low > least, lambda low, high: high < least)
 
 
 # ------------------------------------------------------------------------------------------------ FFN
 
 
 def _costs_time(m: Material) -> Finding:
-    measured = _step_ratios(m, "swiglu", "gelu", "params")
-    if not measured:
-        return NOTHING_YET
-    least, most = GATED_COST
-    meets = [one.low is not None and one.high is not None and one.low <= most and one.high >= least for one in measured]
-    return Finding(SUPPORTED if all(meets) else NOT_SEEN if any(meets) else CONTRADICTED, measured)
+    (least, most), (claimed_least, claimed_most) = NEAR_GATED_COST, GATED_COST
+    return _in_every_base(
+        _step_ratios(m, "swiglu", "gelu", "params"),
+        lambda low, high: least <= low and high <= most,
+        lambda low, high: high < claimed_least or low > claimed_most,
+    )
 
 
 RULES: Mapping[str, Rule] = {
     "as_good_as_layer": _no_worse("rms", "layer"),
-    "cheaper_than_layer": Rule(
-        "outside this scale if the device has no fused kernel for RMSNorm; else supported if at the greatest width the "
-        "interval of its time over LayerNorm's lies below 1, contradicted if above, else not seen",
-        _norm_cost,
-    ),
-    "fails_deep_and_bare": Rule(
-        f"judged with init={CLAIMED_INIT}, as in the claim's source: supported if, deep and without a warm-up, "
-        "post-norm fails and pre-norm trains in every base; contradicted if post-norm trains in every base; else not "
-        "seen. A setting fails if most of its seeds diverge or end nearer to a table of single characters than to "
-        "one of pairs",
-        _fails_deep_and_bare,
-    ),
-    "needs_no_warmup": Rule(
-        "supported if, deep, the interval of the test loss without a warm-up minus with one, over the settings (base "
-        "and init, each the mean over its seeds), ends below {margin} nats; contradicted if it begins above, or if "
-        "most seeds of a setting fail to train; else not seen",
-        _needs_no_warmup,
-    ),
-    "ends_at_its_table": Rule(
-        "supported if there is a loss up to some length and none at any longer one; contradicted if there is one at "
-        "all; else not seen",
-        _ends_at_its_table,
-    ),
-    "best_where_trained": Rule(
-        "supported if at the trained length the interval of RoPE minus each other kind of positions, mean over the "
-        "bases, lies below 0; contradicted if one lies above; else not seen",
-        _best_where_trained,
-    ),
-    "degrades_beyond": Rule(
-        "supported if the interval of RoPE's rise in loss from the trained length to four times that, over the same "
-        "target characters, begins above {margin} nats; contradicted if it ends below that; else not seen",
-        _degrades_beyond,
-    ),
-    "cache_in_proportion": Rule(
-        "supported if the bytes of the cache's tensors are the formula's and, at each size, the same for every "
-        "key-value head; else contradicted",
-        _cache_in_proportion,
-    ),
+    "cheaper_than_layer": _norm_cost,
+    "fails_deep_and_bare": _fails_deep_and_bare,
+    "needs_no_warmup": _needs_no_warmup,
+    "ends_at_its_table": _ends_at_its_table,
+    "best_where_trained": _best_where_trained,
+    "degrades_beyond": _degrades_beyond,
+    "cache_in_proportion": _cache_in_proportion,
     "as_good_as_mha": _no_worse("gqa", "mha", "params"),
-    "decodes_faster": Rule(
-        "outside this scale if the cache takes less than half of the longest step; else supported if the interval of "
-        f"that step with half the heads over all of them ends below 1/{FASTER}, contradicted if it begins above 1, "
-        "else not seen",
-        _decodes_faster,
-    ),
-    "trains_no_faster": Rule(
-        f"supported if the interval of the time of a step with gqa over mha begins above 1/{FASTER} in every base; "
-        "contradicted if it ends below that in every base; else not seen",
-        _trains_no_faster,
-    ),
+    "decodes_faster": _decodes_faster,
+    "trains_no_faster": _trains_no_faster,
     "better_at_equal_parameters": _better("swiglu", "gelu", "params"),
     "better_at_equal_time": _better("swiglu", "gelu", "time"),
-    "costs_time": Rule(
-        f"supported if the interval of the time of a step with swiglu over gelu meets {GATED_COST[0]} to "
-        f"{GATED_COST[1]} in every base; contradicted if in none; else not seen",
-        _costs_time,
-    ),
+    "costs_time": _costs_time,
 }

@@ -20,6 +20,7 @@ from anatomy.report.data import (
     FINAL,
     SCHEMA,
     Attribution,
+    Card,
     Registration,
     Report,
     Row,
@@ -46,6 +47,7 @@ TEXT_SHARE = 0.25  # above this, the choice of test windows is worth a warning
 LIST_SEEDS = 12  # a command names so many seeds one by one; beyond, it gives their range
 
 FindRungs = Callable[[Run], RungEntry | None]
+TableOf = Callable[[Study, str | None, Comparison], Table]
 
 
 def build_report(folder: Path, names: Sequence[str] = ()) -> Report:
@@ -67,35 +69,44 @@ def build_report(folder: Path, names: Sequence[str] = ()) -> Report:
     def table_of(study: Study, base: str | None, comparison: Comparison) -> Table:
         return _table(study, base, comparison, gathered.outputs, floors.get(base), find_rungs)
 
-    tables: list[Table] = []
-    attribution: list[Attribution] = []
-    for one in gathered.studies:
-        if one.spec.get("factors"):
-            tables += _cell_tables(one, table_of)
-            continue
-        tuned = take_apart(one)
-        plain = one if tuned is None else tuned.common
-        comparisons = _comparisons(plain)
-        common = {base: table_of(plain, base, each) for base, each in comparisons.items()}
-        if tuned is None:
-            tables += common.values()
-        else:
-            tables += [replace(table, title=COMMON) for table in common.values()]
-            for base, each in _comparisons(tuned.best).items():
-                table = table_of(tuned.best, base, each)
-                tables.append(_tuned_table(table, each, common.get(base), comparisons.get(base), tuned))
-        if not one.spec.get("exam"):  # which swaps one axis alone
-            attribution += _attributions(plain, comparisons)
-
     def rungs_of(run: Run) -> Rungs | None:
         entry = find_rungs(run)
         return entry["nats_per_char"] if entry else None
 
-    cards = [card for one in gathered.studies if (card := make_card(one, _margin(one), rungs_of))]
+    tables: list[Table] = []
+    attribution: list[Attribution] = []
+    cards: list[Card] = []
+    for one in gathered.studies:
+        if one.spec.get("factors"):
+            own = _cell_tables(one, table_of)
+        else:
+            tuned = take_apart(one)
+            plain = one if tuned is None else tuned.common
+            comparisons = _comparisons(plain)
+            common = {base: table_of(plain, base, each) for base, each in comparisons.items()}
+            own = list(common.values()) if tuned is None else _tuned_tables(tuned, comparisons, common, table_of)
+            if not one.spec.get("exam"):  # which swaps one axis alone
+                attribution += _attributions(plain, comparisons)
+        tables += own
+        set_aside = {aside.run for table in own for aside in table.set_aside}
+        metric = own[0].metric if own else FINAL
+        if card := make_card(one, margin_nats=_margin(one), metric=metric, set_aside=set_aside, find_rungs=rungs_of):
+            cards.append(card)
     return Report(SCHEMA, tables, attribution, cards, gathered.warnings)
 
 
-def _cell_tables(study: Study, table_of: Callable[[Study, str | None, Comparison], Table]) -> list[Table]:
+def _tuned_tables(
+    tuned: Tuned, commonly: Mapping[str | None, Comparison], common: Mapping[str | None, Table], table_of: TableOf
+) -> list[Table]:
+    """The tables of a tuned study: at the common rate, then each row at its best."""
+    tables = [replace(table, title=COMMON) for table in common.values()]
+    for base, each in _comparisons(tuned.best).items():
+        table = table_of(tuned.best, base, each)
+        tables.append(_tuned_table(table, each, common.get(base), commonly.get(base), tuned))
+    return tables
+
+
+def _cell_tables(study: Study, table_of: TableOf) -> list[Table]:
     """The tables of a study with factors: those of a base one after another, one a cell."""
     tables = [
         replace(table_of(cell.study, base, each), title=cell.title, cell=cell.values)
