@@ -37,9 +37,9 @@ def distinct_arms(configs: Sequence[Config], num_symbols: int) -> list[Arm]:
     return list(arms.values())
 
 
-def arms_sha256(arms: Sequence[Arm]) -> str:
-    """What a study's arms are known by."""
-    told = [[arm.config.base, arm.config.match, arm.key] for arm in arms]
+def arm_sha256(arm: Arm) -> str:
+    """What an arm is known by."""
+    told = [arm.config.base, arm.config.match, arm.key]
     return hashlib.sha256(canonical_json(told).encode()).hexdigest()
 
 
@@ -74,6 +74,7 @@ def arm_steps(
         base = base_of(arm, arms, num_symbols)
         none = dict.fromkeys(("over_base", "over_base_low", "over_base_high"))
         return {
+            "sha256": arm_sha256(arm),
             "base": arm.config.base,
             "parts": arm.config.parts,
             "match": arm.config.match,
@@ -83,7 +84,7 @@ def arm_steps(
             **(median_ratio(times[arm.key], times[base.key]).named("over_base") if base else none),
         }
 
-    return {"num_rounds": len(all_times[0]), "arms_sha256": arms_sha256(arms), "rows": list(map(row, arms))}
+    return {"num_rounds": len(all_times[0]), "rows": list(map(row, arms))}
 
 
 def _told(config: Config, num_symbols: int) -> tuple[dict[str, int], str]:

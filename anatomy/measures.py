@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from anatomy.arm_steps import arm_steps, arms_sha256, distinct_arms
+from anatomy.arm_steps import arm_sha256, arm_steps, distinct_arms
 from anatomy.config import Config
 from anatomy.decode_steps import decode_steps
 from anatomy.files import write_json
 from anatomy.measures_file import MEASURES_FILE, Measures, read_measures
-from anatomy.norm_calls import norm_calls
+from anatomy.norm_calls import norm_calls, norms
 from anatomy.record import commit, device_name
 from anatomy.runs import SCHEMA
 
@@ -53,9 +53,8 @@ def ensure_measures(
     device: torch.device,
     threads: int,
 ) -> bool:
-    """Take a study's measures and keep them in its folder. False if a sound file there answers the same question."""
-    kept = read_measures(folder)
-    if kept is not None and _answers(kept, kinds, configs, num_symbols, device, threads):
+    """Take a study's measures and keep them in its folder. False if they are there already."""
+    if are_known(folder, kinds, configs, num_symbols, device, threads):
         return False
     measured = take(kinds, configs, num_symbols, device, threads)
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,20 +62,45 @@ def ensure_measures(
     return True
 
 
-def _answers(
-    kept: Measures,
+def are_known(
+    folder: Path,
     kinds: Sequence[str],
     configs: Sequence[Config],
     num_symbols: int,
     device: torch.device,
     threads: int,
 ) -> bool:
-    if (kept["device"], kept["threads"]) != (device_name(device), threads) or not set(kinds) <= set(kept):
+    """Whether a sound file in the folder answers the same question: of this device, these threads and this torch, all
+    norms, the first config's sizes, and every arm."""
+    kept = read_measures(folder)
+    if kept is None or not set(kinds) <= set(kept):
         return False
-    if "train_step" not in kinds:
-        return True
-    arms = distinct_arms([_with_threads(config, threads) for config in configs], num_symbols)
-    return kept["train_step"]["arms_sha256"] == arms_sha256(arms)
+    if (kept["device"], kept["threads"], kept["torch"]) != (device_name(device), threads, torch.__version__):
+        return False
+    configs = [_with_threads(config, threads) for config in configs]
+    return all(_ANSWERS[kind](kept, configs, num_symbols) for kind in kinds)
+
+
+def _has_norms(kept: Measures, configs: Sequence[Config], num_symbols: int) -> bool:
+    return set(norms(1, torch.device("cpu"))) <= {row["norm"] for row in kept["norm_calls"]["rows"]}
+
+
+def _has_sizes(kept: Measures, configs: Sequence[Config], num_symbols: int) -> bool:
+    sizes = configs[0].model
+    known = {(row["width"], row["n_layer"], row["n_head"]) for row in kept["decode"]["rows"]}
+    return (sizes.d_model, sizes.n_layer, sizes.n_head) in known
+
+
+def _has_arms(kept: Measures, configs: Sequence[Config], num_symbols: int) -> bool:
+    asked = {arm_sha256(arm) for arm in distinct_arms(configs, num_symbols)}
+    return asked <= {row["sha256"] for row in kept["train_step"]["rows"]}
+
+
+_ANSWERS: Mapping[str, Callable[[Measures, Sequence[Config], int], bool]] = {
+    "norm_calls": _has_norms,
+    "decode": _has_sizes,
+    "train_step": _has_arms,
+}
 
 
 def _with_threads(config: Config, threads: int) -> Config:

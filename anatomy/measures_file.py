@@ -79,8 +79,9 @@ class DecodeSteps(TypedDict):
 
 
 class ArmStep(TypedDict):
-    """A training step of an arm; over_base is null where the base is not among the arms."""
+    """A training step of an arm, known by its sha256; over_base is null where the base is not among the arms."""
 
+    sha256: str
     base: str
     parts: dict[str, str]
     match: str | None
@@ -96,7 +97,6 @@ class ArmStep(TypedDict):
 
 class ArmSteps(TypedDict):
     num_rounds: int
-    arms_sha256: str
     rows: list[ArmStep]
 
 

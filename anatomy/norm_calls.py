@@ -3,6 +3,7 @@
 Tensor legend: T tokens, D width.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,9 +13,10 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from anatomy.about import offered
 from anatomy.build import knobs_of, part_classes
 from anatomy.files import CONF
-from anatomy.parts.norm import LayerNorm, LayerNormNoBias, NoNorm, RMSNorm
+from anatomy.parts.norm import LayerNorm, LayerNormNoBias, RMSNorm
 from anatomy.stopwatch import Task, median_of, median_ratio, take_turns_for, wait
 
 WIDTHS = (48, 256, 1024)
@@ -53,13 +55,13 @@ def forms_of(norm: nn.Module) -> dict[str, Call]:
 
 
 def norms(width: int, device: torch.device) -> dict[str, nn.Module]:
-    """Every norm of the zoo that computes something, by the name of its YAML file, with its knobs."""
+    """Every norm that is offered and has something to compute with, by the name of its YAML file, with its knobs."""
     made = {}
-    for file in sorted((CONF / "norm").glob("*.yaml")):
-        section: Any = OmegaConf.to_container(OmegaConf.load(file))
+    for name in offered("norm"):
+        section: Any = OmegaConf.to_container(OmegaConf.load(CONF / "norm" / f"{name}.yaml"))
         part = part_classes("norm")[section["class"]]
-        if part is not NoNorm:
-            made[file.stem] = part(width, **{knob: section[knob] for knob in knobs_of(part)}).to(device)
+        if "width" in inspect.signature(part).parameters:
+            made[name] = part(width, **{knob: section[knob] for knob in knobs_of(part)}).to(device)
     return made
 
 

@@ -81,6 +81,8 @@ def wait(device: torch.device) -> None:
     """Until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def _warm_up(tasks: Sequence[Task]) -> None:

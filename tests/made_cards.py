@@ -212,13 +212,13 @@ def _ffn() -> dict[str, Any]:
     slow = {"gelu": 1.0, "relu": 0.93, "swiglu": 1.12}
     rows = [_arm(base, ffn, match, slow[ffn] / slow[BASES[base]["ffn"]])
             for base, match, ffn in product(BASE_LOSS, matches, slow)]  # fmt: skip
-    timed = Measures(**NO_MEASURES, train_step={"num_rounds": 30, "arms_sha256": "ab" * 32, "rows": rows})
+    timed = Measures(**NO_MEASURES, train_step={"num_rounds": 30, "rows": rows})
     return {"losses": losses, "timed": timed}
 
 
 def _arm(base: str, ffn: str, match: str, ratio: float) -> ArmStep:
     is_base = ratio == 1.0
-    return ArmStep(base=base, parts={**BASES[base], "ffn": ffn}, match=match, ffn_hidden=192, n_kv_head=4,
+    return ArmStep(sha256="0", base=base, parts={**BASES[base], "ffn": ffn}, match=match, ffn_hidden=192, n_kv_head=4,
                    step_ms=20 * ratio, step_ms_low=19 * ratio, step_ms_high=21 * ratio, over_base=ratio,
                    over_base_low=ratio if is_base else ratio - 0.02,
                    over_base_high=ratio if is_base else ratio + 0.03)  # fmt: skip

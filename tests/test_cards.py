@@ -17,7 +17,7 @@ from rich.console import Console
 from test_page import Page
 
 from anatomy.report.cards import measured
-from anatomy.report.cells import is_joined, shown_tables
+from anatomy.report.cells import shown_tables
 from anatomy.report.columns import bracketed, estimate
 from anatomy.report.data import Card, Estimate, Quantity, Report, Table
 from anatomy.report.page import to_html
@@ -230,7 +230,7 @@ def test_many_cells_are_one_table_a_base_with_every_row_of_every_cell() -> None:
     tables = [*crossed(4), *crossed(3, "llama")]
     one, other = shown_tables(tables)
     assert (one.base, other.base, len(one.rows), len(other.rows)) == ("vanilla", "llama", 8, 6)
-    assert is_joined(one) and is_joined(other) and not any(map(is_joined, tables))
+    assert one.is_joined and other.is_joined and not any(table.is_joined for table in tables)
     names = [row.name for row in one.rows]
     assert names[:2] == ["model.n_layer=3, init=normal: vanilla", "model.n_layer=3, init=normal: placement=pre"]
     assert [row.difference_nats for row in one.rows[1::2]] == [0.0, 0.01, 0.02, 0.03]
@@ -238,7 +238,7 @@ def test_many_cells_are_one_table_a_base_with_every_row_of_every_cell() -> None:
 
 def test_two_cells_stay_two_tables() -> None:
     tables = crossed(2)
-    assert list(shown_tables(tables)) == tables and not any(map(is_joined, tables))
+    assert list(shown_tables(tables)) == tables and not any(table.is_joined for table in tables)
 
 
 def test_what_differs_between_cells_is_not_said_of_all() -> None:

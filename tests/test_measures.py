@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import NUM_SYMBOLS, TINY, compose, options, tiny_ids, tiny_model
+from conftest import NUM_SYMBOLS, TINY, compose, tiny_ids, tiny_model
 from scipy.stats import binom
 
 from anatomy import measures
+from anatomy.about import offered
 from anatomy.arm_steps import arm_steps, base_of, distinct_arms
 from anatomy.build import build_model
 from anatomy.config import Config
 from anatomy.decode_steps import LARGE, Decoder, Size, cache_bytes, decode_steps, decoding_model
-from anatomy.measures import KINDS, ensure_measures, take
+from anatomy.measures import KINDS, are_known, ensure_measures, take
 from anatomy.measures_file import Measures, read_measures
 from anatomy.norm_calls import forms_of, has_fused_rms_norm, norm_calls, norms
 from anatomy.stopwatch import interval_rank, median_of, median_ratio, take_turns_for
@@ -81,9 +82,10 @@ def test_each_task_is_called_once_a_round_in_orders_that_change() -> None:
 
 def test_every_norm_that_computes_something_is_timed_with_its_knobs() -> None:
     made = norms(7, CPU)
-    assert list(made) == [name for name in options("norm") if name != "none"]
-    assert {name: norm.num_params() for name, norm in made.items()} == {"layer": 14, "layer_nobias": 7, "rms": 7}
-    assert all(norm.eps == 1e-5 for norm in made.values())
+    assert set(made) <= set(offered("norm")) - {"none"}
+    known = {"layer": 14, "layer_nobias": 7, "rms": 7}
+    assert {name: made[name].num_params() for name in known} == known
+    assert all(made[name].eps == 1e-5 for name in known)
 
 
 @pytest.mark.parametrize("name", ["layer", "layer_nobias", "rms"])
@@ -289,13 +291,26 @@ def test_what_is_there_is_not_measured_again(asked: list[str], tmp_path: Path) -
     assert (tmp_path / "measures.json").read_bytes() == written and len(asked) == len(KINDS)
 
 
-@pytest.mark.parametrize("arms", [("", "norm=layer_nobias"), ("",)])
+@pytest.mark.parametrize("arms", [("", "norm=layer_nobias"), ("", "model.n_layer=2")])
 def test_other_arms_are_measured_anew(asked: list[str], tmp_path: Path, arms: Sequence[str]) -> None:
     assert ensure(tmp_path, ["train_step"]) and ensure(tmp_path, ["train_step"], arms)
     assert not ensure(tmp_path, ["train_step"], arms)
 
 
-@pytest.mark.parametrize(("key", "other"), [("threads", 2), ("device", "cuda (made up)")])
+def test_a_command_over_some_of_the_arms_leaves_what_is_known_of_all(asked: list[str], tmp_path: Path) -> None:
+    assert ensure(tmp_path, ["train_step"]) and not ensure(tmp_path, ["train_step"], ("norm=rms",))
+
+
+def test_a_new_norm_and_other_sizes_are_measured_anew(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ensure(tmp_path, ["decode"]) and ensure(tmp_path, ["decode"], ("model.n_layer=2",))
+    assert ensure(tmp_path, ["norm_calls"]) and not ensure(tmp_path, ["norm_calls"])
+    monkeypatch.setattr(measures, "norms", lambda width, device: {"rms": None, "mine": None})
+    assert not are_known(tmp_path, ["norm_calls"], configs(""), NUM_SYMBOLS, CPU, 1)
+
+
+@pytest.mark.parametrize(("key", "other"), [("threads", 2), ("device", "cuda (made up)"), ("torch", "0.1")])
 def test_what_another_device_or_number_of_threads_took_is_measured_anew(
     asked: list[str], tmp_path: Path, key: str, other: object
 ) -> None:
@@ -320,9 +335,9 @@ def sound() -> Measures:
         "commit": None,
         "train_step": {
             "num_rounds": 15,
-            "arms_sha256": "0",
             "rows": [
                 {
+                    "sha256": "0",
                     "base": "llama",
                     "parts": {"norm": "rms"},
                     "match": None,

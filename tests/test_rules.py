@@ -279,7 +279,7 @@ def steps(axis: str, part: str, base_part: str, ratio: float, base: str = "vanil
 def test_training_time_is_judged_in_every_base(in_vanilla: float, in_llama: float, said: str) -> None:
     """In llama the row is mha over gqa, so the ratio turns over: 1.25 there says that gqa takes .8 of the time."""
     rows = [steps("attn", "gqa", "mha", in_vanilla), steps("attn", "mha", "gqa", in_llama, "llama")]
-    timed = {"train_step": {"num_rounds": 15, "arms_sha256": "", "rows": rows}}
+    timed = {"train_step": {"num_rounds": 15, "rows": rows}}
     arms = arms_of("attn", {"mha": (1.0,)})
     assert verdict("trains_no_faster", material("attn", arms, timed=timed)) == said
 
@@ -299,14 +299,14 @@ def test_the_cost_of_gating_lies_about_the_claimed_range(
 ) -> None:
     rows = [steps("ffn", "swiglu", "gelu", ratio)]
     rows += [steps("ffn", "gelu", "swiglu", 1 / in_llama, "llama")] if in_llama else []
-    timed = {"train_step": {"num_rounds": 15, "arms_sha256": "", "rows": rows}}
+    timed = {"train_step": {"num_rounds": 15, "rows": rows}}
     arms = arms_of("ffn", {"gelu": (1.0,)})  # the exam is about both bases, so one alone decides nothing
     assert verdict("costs_time", material("ffn", arms, timed=timed)) == said
 
 
 def test_an_interval_too_wide_to_tell_supports_nothing() -> None:
     row = steps("ffn", "swiglu", "gelu", 1.12) | {"over_base_low": 0.5, "over_base_high": 2.0}
-    timed = {"train_step": {"num_rounds": 15, "arms_sha256": "", "rows": [row]}}
+    timed = {"train_step": {"num_rounds": 15, "rows": [row]}}
     arms = [arm("vanilla", "ffn", "gelu", 1.0, 0)]
     assert verdict("costs_time", material("ffn", arms, timed=timed)) == NOT_SEEN
 

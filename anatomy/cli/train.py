@@ -140,17 +140,18 @@ def _main(words: list[str]) -> int:
 
 def _take_measures(plan: "Plan") -> None:
     """Time what the study asks for beside its runs, where that is not done yet."""
-    from anatomy.measures import ensure_measures
+    from anatomy.measures import are_known, ensure_measures
 
     jobs = [planned.job for planned in plan.runs if planned.job]
     if not plan.study.measures or not jobs:
         return
     out, study, first = console(), plan.study, jobs[0]
-    out.print(f"{study.name}: timing {', '.join(study.measures)}, about a minute; leave the machine alone meanwhile")
     configs, num_symbols = [job.config for job in jobs], len(first.corpus.vocabulary)
     folder = plan.layout.study(study.name)
-    if not ensure_measures(folder, study.measures, configs, num_symbols, first.device, first.config.train.threads):
-        out.print("timed before")
+    asked = (folder, study.measures, configs, num_symbols, first.device, first.config.train.threads)
+    if not are_known(*asked):
+        out.print(f"{study.name}: timing {', '.join(study.measures)}, about a minute; leave the machine alone")
+        ensure_measures(*asked)
 
 
 def _single(plan: "Plan") -> int:

@@ -26,7 +26,7 @@ class Cell:
 
     @property
     def title(self) -> str | None:
-        return _title(self.values)
+        return ", ".join(f"{factor}={value}" for factor, value in self.values.items()) or None
 
     @property
     def parts(self) -> Parts:
@@ -74,15 +74,6 @@ def shown_tables(tables: Sequence[Table]) -> Iterator[Table]:
             yield from cells
 
 
-def is_joined(table: Table) -> bool:
-    """Whether `shown_tables` made it of many cells."""
-    return bool(table.cell) and table.title != _title(table.cell)
-
-
-def _title(values: Mapping[str, str]) -> str | None:
-    return ", ".join(f"{factor}={value}" for factor, value in values.items()) or None
-
-
 def _in_one(cells: Sequence[Table]) -> Table:
     first = cells[0]
     rows = [
@@ -93,11 +84,15 @@ def _in_one(cells: Sequence[Table]) -> Table:
     return replace(
         first,
         title=f"{len(cells)} cells of {', '.join(first.cell)}; each row against its own cell's base",
+        is_joined=True,
         rows=rows,
         findings={},
         seeds=sorted(set(chain.from_iterable(table.seeds for table in cells))),
         set_aside=list(dict.fromkeys(chain.from_iterable(table.set_aside for table in cells))),
-        warnings=list(dict.fromkeys(chain.from_iterable(table.warnings for table in cells))),
+        warnings=[
+            f"intervals and p hold for the rows of one cell at once, not for all {len(cells)} cells",
+            *dict.fromkeys(chain.from_iterable(table.warnings for table in cells)),
+        ],
         commits=sorted(set(chain.from_iterable(table.commits for table in cells))),
         sizes={key: value for key, value in first.sizes.items() if f"model.{key}" not in first.cell},
         prior_variance=None,

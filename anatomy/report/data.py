@@ -47,6 +47,7 @@ class Row:
     seeds_needed          how many seeds the spread, not the effect seen, asks for to find an effect of the margin
     correlation           of the paired losses; sd_paired and sd_unpaired are what a difference spreads with and without
     text_share            standard error from the choice of test windows over that from the choice of seeds
+    is_base     what the others are compared with
     is_null     the base again from another start or in another order
     unmatched   block parameters or FLOPs deviate from the base's by more than 0.5 %
     metric_mean, metric_sd  of the table's metric, which may be another than the final test loss
@@ -92,6 +93,7 @@ class Row:
     sd_paired: float | None
     sd_unpaired: float | None
     text_share: float | None
+    is_base: bool
     is_null: bool
     unmatched: bool | None
     num_arms: int
@@ -242,6 +244,7 @@ class Table:
     base     None where no run could be read
     title    what the table compares, where one study and base has several tables
     cell     factor -> value, where a study's factors part its runs; empty where it has none
+    is_joined   several cells in one, as views show them; the data has each cell by itself
     metric   of the differences: what the study says, else the final test loss, or the test loss at the best
              validation step where runs see their text more than once
     margin_nats     differences within it count as none; alpha is what is spent on this look
@@ -263,6 +266,7 @@ class Table:
     base: str | None
     title: str | None
     cell: Mapping[str, str]
+    is_joined: bool
     metric: str
     rows: Sequence[Row]
     margin_nats: float
@@ -346,7 +350,8 @@ class Attribution:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number that was measured, with its 95 % interval where it has one. unit: `nats`, `times` (a ratio), `of n`."""
+    """A number that was measured, with its 95 % interval where it has one. unit: `nats`, `times` (a ratio),
+    `of n`, `bytes`, `characters`."""
 
     what: str
     value: float
@@ -402,7 +407,7 @@ class Series:
 class MapCell:
     """One place of a map: how the runs of a part ended under one combination of factors.
 
-    outcomes  trained, plateau (no better than a table of single characters) or diverged -> runs
+    outcomes  trained, plateau (nearer to a table of single characters than to one of pairs) or diverged -> runs
     loss_nats mean test loss of those that ended
     gradients gradient norm at the start of each block, mean over runs
     """

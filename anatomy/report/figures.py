@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 from anatomy.axes import COUNTERPARTS
 from anatomy.report.attribution_figures import ATTRIBUTION_FIGURES, attribution_name
 from anatomy.report.card_picture import card_name, card_picture
-from anatomy.report.cells import is_joined, shown_tables
+from anatomy.report.cells import shown_tables
 from anatomy.report.data import BASE_ROW, Breakdown, Curve, Report, Row, Table
 from anatomy.report.diagnosis_figures import DIAGNOSIS_FIGURES
 from anatomy.report.drawing import (
@@ -425,7 +425,7 @@ def _drawn(report: Report) -> Iterator[tuple[str, Figure]]:
     for card in report.exams:
         if figure := card_picture(card):
             yield card_name(card), figure
-    drawn = [table for table in shown_tables(report.studies) if not is_joined(table)]
+    drawn = [table for table in shown_tables(report.studies) if not table.is_joined]
     for tables in directions(drawn[:MAX_TABLES]):
         if figure := forest(tables):
             yield forest_name(tables), figure

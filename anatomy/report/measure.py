@@ -79,6 +79,7 @@ def measure(
         sd_paired=sd_paired,
         sd_unpaired=_unpaired_sd(pairs),
         text_share=text_error / (sd_paired / math.sqrt(len(pairs))) if text_error is not None and sd_paired else None,
+        is_base=group is base,
         is_null=group.is_null,
         unmatched=_is_beyond(*(deviations[key] for key in MATCHED_BY.get(group.match or "", deviations))),
         num_arms=len(group.arms),

@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 from anatomy.report.attribution_figures import ATTRIBUTION_FIGURES, attribution_name
 from anatomy.report.captions import CAPTIONS, EXAM_CAPTIONS, Caption
 from anatomy.report.cards import card_title, interval, picture_numbers, value, verdict_of
-from anatomy.report.cells import is_joined, shown_tables
+from anatomy.report.cells import shown_tables
 from anatomy.report.columns import NOTHING, Column, cost_columns, estimate, number, verdict_columns
 from anatomy.report.data import (
-    BASE_ROW,
     CONTRADICTED,
     NOT_SEEN,
     OUTSIDE,
@@ -85,8 +84,7 @@ def _grid(table: Table, columns: Sequence[Column]) -> Grid:
     lines = []
     for i, row in enumerate(table.rows):
         line = [(_class(column, cells[i]), with_minus(cells[i] or NOTHING)) for column, cells in kept]
-        is_base = row.name == BASE_ROW or (is_joined(table) and row.name.endswith(f": {table.base}"))
-        lines.append((row.name, "base" if is_base else "", line))
+        lines.append((row.name, "base" if row.is_base else "", line))
     return Grid([column for column, _ in kept], lines)
 
 
@@ -140,11 +138,11 @@ def to_html(report: Report) -> str:
         parts = []
         for table in tables:
             num_tables += 1
-            num_drawn += not is_joined(table)
-            has_figures = num_drawn <= MAX_TABLES and not is_joined(table)
+            num_drawn += not table.is_joined
+            has_figures = num_drawn <= MAX_TABLES and not table.is_joined
             parts.append(_part(f"t{num_tables}", table, with_figures=has_figures))
         figure = _forest(f"g{len(sections)}", tables) if has_figures else None
-        sections.append(Section(parts, figure, is_joined(tables[0])))
+        sections.append(Section(parts, figure, tables[0].is_joined))
     return _template().render(
         report=report,
         exams=[_exam(f"e{i}", card) for i, card in enumerate(report.exams)],

@@ -203,6 +203,7 @@ def _table(
         base=base,
         title=None,
         cell={},
+        is_joined=False,
         metric=metric,
         rows=rows,
         margin_nats=margin,
