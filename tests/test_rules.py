@@ -10,7 +10,7 @@ from anatomy.about import claims_on
 from anatomy.axes import SWAPPED_AXES
 from anatomy.exam_rules import RULES_IN_WORDS
 from anatomy.report.data import CONTRADICTED, NOT_SEEN, OUTSIDE, SUPPORTED, MapCell
-from anatomy.report.gather import Arm, parse_record
+from anatomy.report.gather import Arm, Run, parse_record
 from anatomy.report.material import Material
 from anatomy.report.rules import RULES
 
@@ -202,11 +202,21 @@ def test_learned_positions_end_where_no_longer_window_has_a_loss(
     [([2.0, 2.1, 1.9], SUPPORTED), ([1.0, 1.001, 1.0], CONTRADICTED), ([1.0, 1.2, 1.0], NOT_SEEN)],
 )
 def test_rope_is_judged_by_its_rise_at_twice_the_trained_length(at_128: Sequence[float], said: str) -> None:
-    losses: Mapping[int, Sequence[float | None]] = {64: [1.0, 1.0, 1.0], 128: at_128, 256: [9.0, 9.0, 9.0]}
-    found = RULES["degrades_beyond"](at_lengths("rope", losses))
+    losses: Mapping[int, Sequence[float]] = {64: [1.0, 1.0, 1.0], 128: at_128, 256: [9.0, 9.0, 9.0]}
+    both = [
+        arm(base, "pos", "rope", 1.0, seed, pos__theta=theta)
+        for base in BOTH
+        for theta in (10000.0, 500000.0)
+        for seed in range(3)
+    ]
+
+    def at_length(run: Run) -> Mapping[int, float | None]:
+        is_other = run.settings["pos.theta"] == 500000.0  # shown beside it, and not judged
+        return {length: 5.0 if is_other else some[run.seed] for length, some in losses.items()}
+
+    found = RULES["degrades_beyond"](material("pos", both, at_length=at_length))
     assert found.verdict == said and [one.what for one in found.measured] == [
-        "rope theta=10000: loss at 128 minus at 64",
-        "rope theta=10000: loss at 256 minus at 64",
+        f"rope theta={theta}: loss at {length} minus at 64" for theta in (10000, 500000) for length in (128, 256)
     ]
 
 

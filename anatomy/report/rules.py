@@ -18,7 +18,7 @@ from anatomy.exam_rules import CLAIMED_INIT, DOMINATES, FASTER, GATED_COST, NEAR
 from anatomy.measures_file import ArmStep, DecodeStep, NormCall
 from anatomy.report.attribution import estimate
 from anatomy.report.data import CONTRADICTED, NOT_SEEN, OUTSIDE, SUPPORTED, MapCell, Quantity
-from anatomy.report.material import TRAINED, UNKNOWN, Material, nats
+from anatomy.report.material import NO_KNOBS, TRAINED, UNKNOWN, Knobs, Material, nats
 
 TRAINED_ROPE, OTHER_ROPE = {"theta": 10000.0}, {"theta": 500000.0}  # the claims are about the first
 
@@ -189,8 +189,10 @@ def _count(cell: MapCell) -> Quantity:
 # ------------------------------------------------------------------------------------------------ positions
 
 
-def _trained_at(m: Material, part: str) -> int | None:
-    lengths = [run.settings.get("model.ctx_len") for base in m.bases for run in m.runs(base, part).values()]
+def _trained_at(m: Material, part: str, knobs: Knobs = NO_KNOBS) -> int | None:
+    lengths = [
+        run.settings.get("model.ctx_len") for base in m.bases for run in m.runs(base, part, None, knobs).values()
+    ]
     return next((length for length in lengths if isinstance(length, int)), None)
 
 
@@ -229,7 +231,7 @@ def _best_where_trained(m: Material) -> Finding:
 
 
 def _degrades_beyond(m: Material) -> Finding:
-    start = _trained_at(m, "rope")
+    start = _trained_at(m, "rope", TRAINED_ROPE)
     if start is None:
         return NOTHING_YET
     rises = [m.rise("rope", times * start, start, theta) for theta in (TRAINED_ROPE, OTHER_ROPE) for times in (2, 4)]
