@@ -186,7 +186,7 @@ def test_in_a_sweep_a_run_that_cannot_be_is_refused_alone() -> None:
         (["study=half_factorial", "seed=0"], 17, 17),
         (["study=noise_floor"], 40, 40),
         (["study=exam_norm"], 36, 36),
-        (["study=exam_placement"], 84, 84),
+        (["study=exam_placement"], 76, 76),
         (["study=exam_placement", "seed=7,8"], 96, 96),  # both sweeps on the same seeds: the decisive cells once
         (["study=exam_pos", "base=llama"], 15, 15),
         (["study=walk", "base=vanilla,gpt2", "swap=none,norm"], 12, 12),

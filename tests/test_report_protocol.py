@@ -103,7 +103,7 @@ def test_a_study_without_null_arms_has_the_floor_of_the_study_beside_it(
 ) -> None:
     """Of an outputs folder, of one study of it, and of a study's folder alone."""
     put_floor_and_swaps(tmp_path)
-    tables = {table.study: table for table in build_report(tmp_path / where, name).studies}
+    tables = {table.study: table for table in build_report(tmp_path / where, [name] if name else []).studies}
     assert tables["swaps"].noise_floor == pytest.approx(0.006)
     assert "noise floor" not in {row.name for row in tables["swaps"].rows} and tables["swaps"].num_compared == 1
 
