@@ -220,9 +220,12 @@ def copying(model: Transformer, corpus: Corpus, config: Config) -> dict[str, Any
 
     share           of the characters written, those inside a copy of at least COPY_CHARS characters
     longest_chars   the longest copy, shorter ones than COPY_CHARS included
+    share_of_text, longest_chars_of_text   the same of what really follows the prompts, for a text repeats itself
+                    too; null where the validation text holds no stretch so long
     """
     length = min(PROMPT_CHARS, config.model.ctx_len)
-    prompts, _ = corpus.batch_at(corpus.windows("val", length, NUM_SAMPLES), length)
+    starts, is_followed = _prompt_starts(corpus, length)
+    prompts, _ = corpus.batch_at(starts, length)
     continued = continue_ids(
         model,
         torch.from_numpy(prompts).to(model.embed.weight.device),
@@ -234,7 +237,23 @@ def copying(model: Transformer, corpus: Corpus, config: Config) -> dict[str, Any
     written = continued[:, length:].cpu().numpy()
     train = [corpus.ids[start:stop] for start, stop in corpus.train]
     share, longest = copied(written, train)
-    return {"num_samples": len(written), "num_chars": written.size, "share": share, "longest_chars": longest}
+    of_text = copied(corpus.batch_at(starts + length, SAMPLE_CHARS)[0], train) if is_followed else (None, None)
+    return {
+        "num_samples": len(written),
+        "num_chars": written.size,
+        "share": share,
+        "longest_chars": longest,
+        "share_of_text": of_text[0],
+        "longest_chars_of_text": of_text[1],
+    }
+
+
+def _prompt_starts(corpus: Corpus, length: int) -> tuple[NDArray[np.int64], bool]:
+    """Where prompts begin, and whether the text goes on behind each of them for as long as a sample does."""
+    try:
+        return corpus.windows("val", length + SAMPLE_CHARS, NUM_SAMPLES), True
+    except UserError:
+        return corpus.windows("val", length, NUM_SAMPLES), False
 
 
 def copied(written: NDArray[np.integer], train: Sequence[NDArray[np.integer]]) -> tuple[float, int]:

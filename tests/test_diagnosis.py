@@ -68,7 +68,7 @@ def test_it_is_the_mean_over_seeds_with_the_least_and_the_greatest(tmp_path: Pat
     last, best = found.copying
     assert (last.weights, best.weights) == ("last", "best")
     assert (last.share, last.share_low, last.share_high) == pytest.approx((0.3, 0.1, 0.6))
-    assert best == Copying("norm=rms", "best", 0.0, 0.0, 0.0, 60, 3)
+    assert best == Copying("norm=rms", "best", 0.0, 0.0, 0.0, 60, None, 3)
 
 
 def test_a_row_that_diverged_shows_how_it_started(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def made_diagnosis(names: tuple[str, ...] = NAMES, num_layers: int = 3) -> Diagn
         activations={moment: layers(0) for moment in moments},
         entropy_nats={moment: layers() for moment in moments},
         largest_logit={moment: layers() for moment in moments},
-        copying=[Copying(name, w, 0.123, 0.1, 0.15, 47, 3) for name in names for w in ("last", "best")],
+        copying=[Copying(name, w, 0.123, 0.1, 0.15, 47, 0.031, 3) for name in names for w in ("last", "best")],
     )
 
 
@@ -145,7 +145,8 @@ def made_rows(names: tuple[str, ...]) -> list[Any]:
 def test_each_row_that_was_measured_has_a_line_on_what_it_copies() -> None:
     lines = notes(made_table(rows=made_rows(NAMES), diagnosis=made_diagnosis()))
     expected = "norm=rms writes training text word for word: 12.3% with the last weights, 47 characters at most; "
-    assert expected + "12.3% with the best weights, 47 characters at most" in lines
+    expected += "12.3% with the best weights, 47 characters at most; "
+    assert expected + "the text itself, going on from the same prompts, 3.1%" in lines
     report = made_report(studies=[made_table(rows=made_rows(NAMES), diagnosis=made_diagnosis())])
     assert "47 characters at most" in to_markdown(report)
     assert json.loads(to_json(report))["studies"][0]["diagnosis"] == json.loads(json.dumps(asdict(made_diagnosis())))

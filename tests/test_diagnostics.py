@@ -132,7 +132,7 @@ def test_attention_is_that_of_a_slow_loop_over_heads_and_positions(diagnosed: Jo
 def test_copying_is_of_samples_that_go_on_from_validation_windows(diagnosed: Job) -> None:
     for moment, weights in (("last", "model.safetensors"), ("best", "best.safetensors")):
         model, corpus = model_of(diagnosed, weights), diagnosed.corpus
-        starts = corpus.windows("val", 16, 16)
+        starts = corpus.windows("val", 16 + 200, 16)  # so that the text itself goes on for as long
         texts = [corpus.ids[start : start + 16].astype(np.int64).tolist() for start in starts]
         generator = torch.Generator().manual_seed(diagnosed.config.seed)
         for _ in range(200):
@@ -142,13 +142,18 @@ def test_copying_is_of_samples_that_go_on_from_validation_windows(diagnosed: Job
             for text, token in zip(texts, drawn, strict=True):
                 text.append(int(token))
         written = [corpus.vocabulary.decode(text[16:]) for text in texts]
-        share, longest = slow_copies(written, [corpus.vocabulary.decode(corpus.ids[a:b]) for a, b in corpus.train])
+        train = [corpus.vocabulary.decode(corpus.ids[a:b]) for a, b in corpus.train]
+        share, longest = slow_copies(written, train)
+        real = [corpus.vocabulary.decode(corpus.ids[start + 16 : start + 216]) for start in starts]
+        share_of_text, longest_of_text = slow_copies(real, train)
         found = read(diagnosed)["copying"][moment]
         assert found == {
             "num_samples": len(starts),
             "num_chars": 200 * len(starts),
             "share": pytest.approx(share),
             "longest_chars": longest,
+            "share_of_text": pytest.approx(share_of_text),
+            "longest_chars_of_text": longest_of_text,
         }
 
 

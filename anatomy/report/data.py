@@ -188,6 +188,7 @@ class Copying:
 
     share       of the characters they wrote, those inside a copy of 20 or more: mean, least and greatest over seeds
     longest_chars   the longest copy of all seeds
+    share_of_text   the same of the text itself where it goes on from the same prompts, for it repeats itself too
     """
 
     row: str
@@ -196,6 +197,7 @@ class Copying:
     share_low: float
     share_high: float
     longest_chars: float
+    share_of_text: float | None
     num_seeds: int
 
 

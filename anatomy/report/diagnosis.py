@@ -93,7 +93,7 @@ def _layers(row: str, first: int, by_run: Sequence[Numbers]) -> Layers | None:
 
 
 def _copying(row: str, by_run: Sequence[Measured], weights: str) -> Copying | None:
-    shares, longest = [], []
+    shares, longest, of_text = [], [], []
     for measured in by_run:
         with suppress(*DAMAGE):
             of_weights = measured["copying"][weights]
@@ -101,9 +101,12 @@ def _copying(row: str, by_run: Sequence[Measured], weights: str) -> Copying | No
             if share is not None and chars is not None:
                 shares.append(share)
                 longest.append(chars)
+                of_text.append(_number(of_weights.get("share_of_text")))
     if not shares:
         return None
-    return Copying(row, weights, fmean(shares), min(shares), max(shares), max(longest), len(shares))
+    known = [share for share in of_text if share is not None]
+    text = fmean(known) if known else None
+    return Copying(row, weights, fmean(shares), min(shares), max(shares), max(longest), text, len(shares))
 
 
 def diagnosis_notes(diagnosis: Diagnosis | None) -> list[str]:
@@ -112,6 +115,8 @@ def diagnosis_notes(diagnosis: Diagnosis | None) -> list[str]:
     for one in diagnosis.copying if diagnosis else ():
         said = f"{one.share:.1%} with the {one.weights} weights, {one.longest_chars:,.0f} characters at most"
         by_row.setdefault(one.row, []).append(said)
+        if one.share_of_text is not None and one.weights == WEIGHTS[-1]:
+            by_row[one.row].append(f"the text itself, going on from the same prompts, {one.share_of_text:.1%}")
     return [f"{row} writes training text word for word: {'; '.join(said)}" for row, said in by_row.items()]
 
 

@@ -214,14 +214,19 @@ def copying(table: Table) -> Figure | None:
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        highest = max(one.share_high for found in by_row.values() for one in found.values())
+        every = [one for found in by_row.values() for one in found.values()]
+        of_text = {one.share_of_text for one in every if one.share_of_text is not None}
+        for share in of_text:
+            axes.axvline(share, color=INK, lw=1, ls=(0, (1, 2)))
+        highest = max([one.share_high for one in every] + list(of_text))
         axes.set_xlim(-0.02 * max(highest, 0.05), 1.05 * max(highest, 0.05))
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
         axes.grid(axis="x", color=INK, alpha=0.1, lw=0.6)
         axes.set_xlabel("share of the characters written that lie inside a copy of 20 or more")
         axes.annotate(LONGEST, (1, 1), (8, 6), xycoords="axes fraction", textcoords="offset points",
                       fontsize=SMALL, weight="bold", annotation_clip=False)  # fmt: skip
-        note(figure, "hollow: best weights; filled: last weights; line: least to greatest seed")
+        dotted = "; dotted: the text itself, going on from the same prompts" if of_text else ""
+        note(figure, f"hollow: best weights; filled: last weights; line: least to greatest seed{dotted}")
     return figure
 
 
