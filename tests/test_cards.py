@@ -227,22 +227,23 @@ def crossed(num_cells: int, base: str = "vanilla") -> list[Table]:
 
 
 def test_many_cells_are_one_table_a_base_with_every_row_of_every_cell() -> None:
-    tables = [*crossed(4), *crossed(3, "llama")]
+    tables = [*crossed(4), *crossed(4, "llama")]
     one, other = shown_tables(tables)
-    assert (one.base, other.base, len(one.rows), len(other.rows)) == ("vanilla", "llama", 8, 6)
+    assert (one.base, other.base, len(one.rows), len(other.rows)) == ("vanilla", "llama", 8, 8)
     assert one.is_joined and other.is_joined and not any(table.is_joined for table in tables)
     names = [row.name for row in one.rows]
     assert names[:2] == ["model.n_layer=3, init=normal: vanilla", "model.n_layer=3, init=normal: placement=pre"]
     assert [row.difference_nats for row in one.rows[1::2]] == [0.0, 0.01, 0.02, 0.03]
 
 
-def test_two_cells_stay_two_tables() -> None:
-    tables = crossed(2)
+@pytest.mark.parametrize("num_cells", [1, 2, 3])
+def test_few_cells_stay_tables_of_their_own(num_cells: int) -> None:
+    tables = crossed(num_cells)
     assert list(shown_tables(tables)) == tables and not any(table.is_joined for table in tables)
 
 
 def test_what_differs_between_cells_is_not_said_of_all() -> None:
-    tables = [replace(table, corpus=f"text{i}") for i, table in enumerate(crossed(3))]
+    tables = [replace(table, corpus=f"text{i}") for i, table in enumerate(crossed(4))]
     (one,) = shown_tables(tables)
     assert (one.corpus, one.num_chars) == (None, tables[0].num_chars) and one.seeds_command is None
 

@@ -13,7 +13,7 @@ from anatomy.report.rows import typed_value
 
 Value = TypeVar("Value")
 CORPUS = "corpus"  # as a factor: the text's name, for its hash says nothing to a reader
-MAX_CELLS = 2  # of one base: so many stand as tables of their own, more are shown as one
+MAX_CELLS = 3  # of one base: so many stand as tables of their own, more are shown as one
 
 
 @dataclass(frozen=True)
