@@ -31,7 +31,7 @@ KINDS: tuple[Diagnostic, ...] = get_args(Diagnostic)
 NUM_WINDOWS = 32  # of validation text, that activations and attention are measured on
 TOKENS_AT_ONCE = 2048  # attention's distributions are written out, so fewer than an evaluation takes
 
-NUM_SAMPLES = 16
+NUM_SAMPLES = 64
 COPY_CHARS = 20  # from this length on, what agrees with the training text counts as copied
 
 

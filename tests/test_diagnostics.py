@@ -132,7 +132,7 @@ def test_attention_is_that_of_a_slow_loop_over_heads_and_positions(diagnosed: Jo
 def test_copying_is_of_samples_that_go_on_from_validation_windows(diagnosed: Job) -> None:
     for moment, weights in (("last", "model.safetensors"), ("best", "best.safetensors")):
         model, corpus = model_of(diagnosed, weights), diagnosed.corpus
-        starts = corpus.windows("val", 16 + 200, 16)  # so that the text itself goes on for as long
+        starts = corpus.windows("val", 16 + 200, 64)  # so that the text itself goes on for as long
         texts = [corpus.ids[start : start + 16].astype(np.int64).tolist() for start in starts]
         generator = torch.Generator().manual_seed(diagnosed.config.seed)
         for _ in range(200):

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import options
 
+from anatomy.about import claims_on
+from anatomy.axes import SWAPPED_AXES
 from anatomy.compose import read_command
 from anatomy.config import parse_config
 
@@ -88,6 +90,30 @@ def test_the_readmes_tables_and_picture_are_the_example_reports() -> None:
     verdicts = [line for line in rows if re.search(r"\| (better|worse|inconclusive|equivalent)", line)]
     assert len(verdicts) == 12 and all(line in report for line in verdicts)
     assert all((ROOT / path).exists() for path in re.findall(r"\]\((docs/[^)]+)\)", README))
+
+
+def test_every_claim_and_its_verdict_are_those_of_the_parts_and_of_the_example_report() -> None:
+    report = (ROOT / "docs" / "example" / "exams" / "report.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `(\w+=\w+)` \| ([^|]+) \| [^|]+ \| ([^|]+) \|$", README, flags=re.MULTILINE)
+    claims = [(f"{axis}={one['part']}", one["text"]) for axis in SWAPPED_AXES for one in claims_on(axis, 0.01)]
+    assert [(part, text) for part, text, _ in told] == claims
+    for part, text, verdict in told:
+        assert f"**{verdict}**, {part.partition('=')[2]}: {text}" in report
+
+
+def test_every_lab_has_a_page_with_its_command_and_every_page_its_lab() -> None:
+    labs = {name for name in options("study") if name.startswith("lab_")}
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "labs").glob("*.md")}
+    assert set(pages) == labs
+    for name, page in pages.items():
+        assert f"anatomy-train study={name}" in page
+        assert all(f"**{part}.**" in page for part in ("Question", "Command", "What you should see", "Why"))
+
+
+def test_make_exams_runs_every_exam() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^EXAMS := (.*)$", makefile, flags=re.MULTILINE)
+    assert sorted(listed.split()) == sorted(name for name in options("study") if name.startswith("exam_"))
 
 
 def test_ci_calls_the_readmes_test_command() -> None:

@@ -78,7 +78,7 @@ CAPTIONS: Mapping[str, Caption] = {
     ),
     "copying": Caption(
         "What is copied",
-        "Each row went on from sixteen stretches of validation text, 200 characters each. The share is of the "
+        "Each row went on from up to 64 stretches of validation text, 200 characters each. The share is of the "
         "characters written that stand in the training text word for word, in copies of 20 characters or more; the "
         "prompt does not count. A text repeats itself too: the dotted line is its own share, where it goes on from the "
         "same prompts. More than that, and more with the last weights than the best, is what memorising looks like.",
