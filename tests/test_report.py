@@ -218,6 +218,11 @@ def test_rungs_are_linear_between_tables(loss: float, rung: float) -> None:
     assert rung_of(loss, rungs, 65) == pytest.approx(rung)
 
 
+def test_a_longer_table_that_is_worse_is_no_rung() -> None:
+    rungs = {"1": 6.0, "2": 4.7, "3": 4.4, "4": 4.5, "5": 4.6, "6": 4.7}
+    assert rung_of(4.55, rungs, 4000) == pytest.approx(2.5) and rung_of(4.4, rungs, 4000) == 6
+
+
 def test_folders_of_every_kind_are_read(tmp_path: Path) -> None:
     put_study(tmp_path, "s", seeds_of("b", LOSSES))
     put(tmp_path, fake_record("loose", parts={"norm": "rms"}))

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
-from itertools import chain
+from itertools import accumulate, chain
 from statistics import StatisticsError, correlation, fmean, median
 from typing import Any
 
@@ -214,10 +214,11 @@ def _rung(losses: Sequence[float], rungs: Rungs | None, vocab_size: float | None
 def rung_of(loss_nats: float, rungs: Rungs, vocab_size: float) -> float:
     """Where a loss stands between the n-gram tables, see `Row.rung`.
 
-    n + (x_n - loss) / (x_n - x_{n+1}) for the highest n whose table's loss x_n the loss reaches; x_0 = ln V; 0 if
-    it reaches none.
+    n + (x_n - loss) / (x_n - x_{n+1}) for the highest n whose x_n the loss reaches, 0 if it reaches none; x_n is the
+    loss of the best table of up to n characters (on a short text a longer one may be worse), x_0 = ln V.
     """
-    marks = [math.log(vocab_size), *(rungs[str(n)] for n in range(1, MAX_N + 1))]
+    tables = (rungs[str(n)] for n in range(1, MAX_N + 1))
+    marks = list(accumulate([math.log(vocab_size), *tables], min))
     reached = max((n for n, mark in enumerate(marks) if loss_nats <= mark), default=None)
     if reached is None or reached == MAX_N:
         return float(reached or 0)
