@@ -130,7 +130,7 @@ def read_measures(folder: Path) -> Measures | None:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value out of a JSON file is of a type, by its annotation; numbers must be finite."""
+    """Whether a value out of a JSON file is of a type, by its annotation; numbers must be finite, counts above 0."""
     if is_typeddict(kind):
         if not isinstance(value, Mapping):
             return False
@@ -145,4 +145,6 @@ def _fits(value: Any, kind: Any) -> bool:
             return any(_fits(value, choice) for choice in choices)
     if kind is float:
         return type(value) is float and math.isfinite(value)
+    if kind is int:
+        return type(value) is int and value > 0  # sizes and counts
     return type(value) is kind

@@ -166,7 +166,7 @@ def test_pre_norm_without_a_warm_up_is_judged_by_its_loss_with_one(without: tupl
             for warmup, nats in ((0, loss), (100, 1.0)):
                 config = {"train__warmup_steps": warmup, "model__n_layer": 16}
                 arms.append(arm(base, "placement", "pre", nats, seed, **config))
-        cells.append(cell("pre", base, "normal", 2))
+        cells += [cell("pre", base, "normal", 2), cell("pre", base, "normal", 2, depth=3)]
     factors = ["model.n_layer", "train.warmup_steps", "init"]
     assert verdict("needs_no_warmup", material("placement", arms, map=cells, factors=factors)) == said
 

@@ -18,7 +18,7 @@ from anatomy.measures_file import read_measures
 from anatomy.report.cells import cells_of
 from anatomy.report.data import Card, Examined, MapCell, PartLoss, Rungs, Series
 from anatomy.report.diagnosis import layer_numbers, read_measured
-from anatomy.report.gather import DAMAGE, Arm, Run, Study
+from anatomy.report.gather import DAMAGE, LARGEST, Arm, Run, Study
 from anatomy.report.material import DIVERGED, PLATEAU, TRAINED, UNKNOWN, Material
 from anatomy.report.measure import rung_of
 from anatomy.report.plan import Plan
@@ -166,7 +166,7 @@ def _by_position(folder: Path, rows: Rows, lengths: Mapping[str, Mapping[int, fl
     found = []
     for (base, asked), runs in rows.items():
         arrays = [read_array(folder / run.name / POSITIONS_FILE) for run in runs if lengths[run.name]]
-        sound = [a for a in arrays if a is not None and a.ndim == 1 and a.size and np.isfinite(a).all()]
+        sound = [array for array in arrays if array is not None and _is_sound(array)]
         if not sound:
             continue
         size = min(len(array) for array in sound)
@@ -174,6 +174,11 @@ def _by_position(folder: Path, rows: Rows, lengths: Mapping[str, Mapping[int, fl
         columns = [[float(array[start:stop].mean()) for array in sound] for start, stop in pairwise(edges)]
         found.append(_series(base, asked, edges[1:], columns))
     return found
+
+
+def _is_sound(array: np.ndarray) -> bool:
+    is_list = array.ndim == 1 and array.size > 0 and array.dtype.kind == "f"
+    return is_list and bool((np.abs(array) < LARGEST).all())  # neither endless nor no number
 
 
 def _series(base: str, row: str, x: Sequence[float], columns: Sequence[Sequence[float | None]]) -> Series:

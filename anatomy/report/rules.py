@@ -87,7 +87,7 @@ def _norm_cost(m: Material) -> Finding:
     measured = [_norm_quantity(row) for row in [*by_torch, *(row for row in rows if row["form"] != "torch")]]
     if not calls["has_fused_rms_norm"]:
         return Finding(OUTSIDE, measured, "on this device PyTorch has no fused kernel for RMSNorm and puts it together "
-                       "from smaller operations; `part` is how this tool computes it there")  # fmt: skip
+                       "from smaller operations; 'part' is how this tool computes it there")  # fmt: skip
     if not by_torch:
         return NOTHING_YET
     widest = max(by_torch, key=lambda row: row["width"])
@@ -146,10 +146,14 @@ def _needs_no_warmup(m: Material) -> Finding:
 
 
 def _deep_and_bare(m: Material, part: str) -> list[MapCell]:
-    """The cells of a part that are deepest and have no warm-up."""
-    bare = [cell for cell in m.map if cell.part == part and cell.factors.get("train.warmup_steps") == "0"]
-    deepest = max((_depth(cell) for cell in bare), default=0)
-    return [cell for cell in bare if _depth(cell) == deepest]
+    """The cells of a part that are deepest and have no warm-up; none where all are of one depth."""
+    depths = set(map(_depth, m.map))
+    deepest = max(depths) if len(depths) > 1 else None
+    return [
+        cell
+        for cell in m.map
+        if (cell.part, cell.factors.get("train.warmup_steps"), _depth(cell)) == (part, "0", deepest)
+    ]
 
 
 def _depth(cell: MapCell) -> int:
