@@ -52,10 +52,15 @@ def ensure_measures(
     num_symbols: int,
     device: torch.device,
     threads: int,
+    announce: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Take a study's measures and keep them in its folder. False if they are there already."""
+    """Take a study's measures and keep them in its folder. False if they are there already.
+
+    `announce` is called before anything is timed.
+    """
     if are_known(folder, kinds, configs, num_symbols, device, threads):
         return False
+    announce()
     measured = take(kinds, configs, num_symbols, device, threads)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / MEASURES_FILE, measured)

@@ -1,6 +1,7 @@
 """The rules of the exams: what is supported, contradicted, not seen or outside this scale, by numbers made to be so."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,13 @@ def bare(post: Mapping[str, tuple[int, int]], pre: tuple[int, int] = (3, 0)) -> 
 )
 def test_post_norm_is_judged_deep_and_bare_against_pre_norm_there(cells: list[MapCell], said: str) -> None:
     assert verdict("fails_deep_and_bare", material("placement", map=cells)) == said
+
+
+@pytest.mark.parametrize("claim", ["fails_deep_and_bare", "needs_no_warmup"])
+def test_without_the_texts_tables_nothing_is_said_to_fail(claim: str) -> None:
+    cells = [replace(cell, outcomes={"unknown": 3}) for cell in bare({"xavier": (0, 3)})]
+    found = RULES[claim](material("placement", map=cells))
+    assert found.verdict is None and found.note and "n-gram tables" in found.note
 
 
 def test_the_note_says_where_post_norm_trains_and_what_a_warm_up_does() -> None:

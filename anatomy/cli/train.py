@@ -140,18 +140,23 @@ def _main(words: list[str]) -> int:
 
 def _take_measures(plan: "Plan") -> None:
     """Time what the study asks for beside its runs, where that is not done yet."""
-    from anatomy.measures import are_known, ensure_measures
+    from anatomy.measures import ensure_measures
 
     jobs = [planned.job for planned in plan.runs if planned.job]
     if not plan.study.measures or not jobs:
         return
     out, study, first = console(), plan.study, jobs[0]
-    configs, num_symbols = [job.config for job in jobs], len(first.corpus.vocabulary)
-    folder = plan.layout.study(study.name)
-    asked = (folder, study.measures, configs, num_symbols, first.device, first.config.train.threads)
-    if not are_known(*asked):
-        out.print(f"{study.name}: timing {', '.join(study.measures)}, about a minute; leave the machine alone")
-        ensure_measures(*asked)
+    ensure_measures(
+        plan.layout.study(study.name),
+        study.measures,
+        [job.config for job in jobs],
+        len(first.corpus.vocabulary),
+        first.device,
+        first.config.train.threads,
+        announce=lambda: out.print(
+            f"{study.name}: timing {', '.join(study.measures)}, about a minute; leave the machine alone"
+        ),
+    )
 
 
 def _single(plan: "Plan") -> int:

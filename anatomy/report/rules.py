@@ -37,6 +37,7 @@ Holds = Callable[[float, float], bool]
 
 NOTHING_YET = Finding(None, note="what this needs was not run, or not timed, yet")
 ONE_SEED = "one seed gives no interval"
+NO_TABLES = "the text's n-gram tables are not at hand, which tell a plateau"
 
 
 def _by_interval(measured: Sequence[Quantity], *, bound: float) -> Finding:
@@ -109,8 +110,8 @@ def _fails_deep_and_bare(m: Material) -> Finding:
     if not deciding or not pre:
         return NOTHING_YET
     measured = list(map(_count, post))
-    if any(cell.outcomes.get(UNKNOWN) for cell in m.map):
-        return Finding(None, measured, "the text's n-gram tables are not at hand, which tell a plateau")
+    if _is_untold(m):
+        return Finding(None, measured, NO_TABLES)
     trains_with_pre = {_setting(cell) for cell in pre if not _fails(cell)}
     shows = [cell for cell in post if _fails(cell) and _setting(cell) in trains_with_pre]
     trains = [cell for cell in post if not _fails(cell)]
@@ -128,6 +129,8 @@ def _fails_deep_and_bare(m: Material) -> Finding:
 
 def _needs_no_warmup(m: Material) -> Finding:
     pre = _deep_and_bare(m, "pre")
+    if _is_untold(m):
+        return Finding(None, list(map(_count, pre)), NO_TABLES)
     if fails := [cell for cell in pre if _fails(cell)]:
         return Finding(CONTRADICTED, list(map(_count, pre)), f"it fails to train: {_settings(fails)}")
     gaps = {_setting(cell): m.warmup_gaps(cell) for cell in pre}
@@ -154,6 +157,11 @@ def _deep_and_bare(m: Material, part: str) -> list[MapCell]:
         for cell in m.map
         if (cell.part, cell.factors.get("train.warmup_steps"), _depth(cell)) == (part, "0", deepest)
     ]
+
+
+def _is_untold(m: Material) -> bool:
+    """Whether it is not known of some run if it stayed on the plateau."""
+    return any(cell.outcomes.get(UNKNOWN) for cell in m.map)
 
 
 def _depth(cell: MapCell) -> int:
@@ -254,14 +262,11 @@ def _negative(one: Quantity) -> Quantity:
 
 
 def _decoded(m: Material) -> list[DecodeStep]:
-    """The largest size that decoding was timed at, with fewer key-value heads than query heads or as many."""
-    rows = m.timed["decode"]["rows"] if m.timed and "decode" in m.timed else []
-    widest = max((row["width"] for row in rows), default=0)
-    return [row for row in rows if row["width"] == widest]
+    return list(m.timed["decode"]["rows"]) if m.timed and "decode" in m.timed else []
 
 
 def _cache_in_proportion(m: Material) -> Finding:
-    rows = m.timed["decode"]["rows"] if m.timed and "decode" in m.timed else []
+    rows = _decoded(m)
     if not rows:
         return NOTHING_YET
     most = max(row["num_cached"] for row in rows)
@@ -277,7 +282,8 @@ def _cache_in_proportion(m: Material) -> Finding:
 
 
 def _decodes_faster(m: Material) -> Finding:
-    rows = _decoded(m)
+    widest = max((row["width"] for row in _decoded(m)), default=0)
+    rows = [row for row in _decoded(m) if row["width"] == widest]
     if not rows:
         return NOTHING_YET
     longest = max(row["num_cached"] for row in rows)
