@@ -15,14 +15,53 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anatomy.parts.attn import KVCache
+
 RESIDUAL_PROJECTIONS = ("o_proj", "down_proj")  # the matrices that write into the residual stream
 NORMAL_STD = 0.02
+
+
+class Cache:
+    """What a model keeps of B texts that it has read: a cache of keys and values a layer, and where each text stands.
+
+    Made by `Transformer.new_cache`. It belongs to these texts alone: another prompt takes another cache.
+    """
+
+    def __init__(self, num_layers: int, num_slots: int, padding: Tensor | None) -> None:
+        self.layers = [KVCache(num_slots, padding) for _ in range(num_layers)]
+        self.padding = padding
+        self._least_padding = 0 if padding is None else int(padding.min())
+
+    @property
+    def num_cached(self) -> int:
+        """How many slots are filled, padding included."""
+        return self.layers[0].num_cached
+
+    @property
+    def nbytes(self) -> int:
+        """What all its tensors take."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def num_tokens_with(self, num_new: int) -> int:
+        """How many tokens the longest text has with so many new ones."""
+        return self.num_cached + num_new - self._least_padding
+
+    def positions(self, num_new: int, device: torch.device) -> Tensor:
+        """Where the next tokens stand: (T,), or (B, T) where the texts differ; padding stands at 0."""
+        slots = torch.arange(self.num_cached, self.num_cached + num_new, device=device)
+        return slots if self.padding is None else (slots - self.padding[:, None]).clamp(min=0)
+
+    def crop(self, num_tokens: int) -> None:
+        """Forget all but the first tokens. Raises ValueError if there are not so many."""
+        for layer in self.layers:
+            layer.crop(num_tokens)
 
 
 class Transformer(nn.Module):
     """A decoder-only language model made of the parts it is given.
 
-    Shapes:   ids (B, T) -> logits (B, T, V).
+    Shapes:   ids (B, T) -> logits (B, T, V). With a cache ids are the next T tokens of texts that it holds, in as many
+              pieces as one likes: the logits are those of one pass over all.
     Args:     num_symbols: how many of the vocabulary's rows stand for a symbol of the text; the surplus (a vocabulary
               padded to a round size) takes no part in the softmax, so it is neither learned nor ever sampled.
     """
@@ -56,18 +95,29 @@ class Transformer(nn.Module):
         """How many positions exist; None where there is no end."""
         return self.pos.max_len
 
-    def hidden(self, ids: Tensor) -> Tensor:
+    def new_cache(self, num_slots: int, padding: Tensor | None = None) -> Cache:
+        """An empty cache with room for so many tokens a text, which it takes when the first are read.
+
+        padding  (B,): so many of each text's first ids are not its own; they only bring texts to one length
+        """
+        return Cache(len(self.blocks), num_slots, padding)
+
+    def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
         """What the output layer reads: (B, T) -> (B, T, D). Raises ValueError past the last position."""
         num_tokens = ids.shape[1]
-        if self.max_len is not None and num_tokens > self.max_len:
+        num_in_all = num_tokens if cache is None else cache.num_tokens_with(num_tokens)
+        if self.max_len is not None and num_in_all > self.max_len:
             raise ValueError(
-                f"position {num_tokens} does not exist: the table of learned positions ends at {self.max_len}"
+                f"position {num_in_all} does not exist: the table of learned positions ends at {self.max_len}"
             )
-        positions = torch.arange(num_tokens, device=ids.device)
+        if cache is None:
+            positions = torch.arange(num_tokens, device=ids.device)
+        else:
+            positions = cache.positions(num_tokens, ids.device)
         x = self.dropout(self.pos(self.embed(ids), positions))
         rotation = self.pos.rotation(positions)
-        for block in self.blocks:
-            x = block(x, rotation)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, rotation, None if cache is None else cache.layers[layer])
         return x if self.final_norm is None else self.final_norm(x)
 
     @property
@@ -76,8 +126,12 @@ class Transformer(nn.Module):
         matrix = self.embed.weight if self.output is None else self.output.weight
         return matrix[: self.num_symbols]
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.linear(self.hidden(ids), self.output_weight)
+    def forward(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+        return F.linear(self.hidden(ids, cache), self.output_weight)
+
+    def next_logits(self, ids: Tensor, cache: Cache) -> Tensor:
+        """What follows the last of the next T tokens alone: (B, T) -> (B, V)."""
+        return F.linear(self.hidden(ids, cache)[:, -1], self.output_weight)
 
     def mean_loss_nats(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over all targets (B, T). The logits are made and used up chunk by chunk."""

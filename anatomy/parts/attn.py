@@ -1,8 +1,10 @@
 """Attention: how the query heads share keys and values.
 
-All three parts are one computation in which query head h reads key-value head h // (H/G); they differ in G alone.
+All three parts are one computation in which query head h reads key-value head h // (H/G); they differ in G alone. What
+a layer has read of a text it can keep in a cache of its own, so that each new token is read once.
 
-Tensor legend: B batch, T tokens, D model width, H query heads, G key-value heads, K head width.
+Tensor legend: B batch, T tokens, S tokens so far, D model width, H query heads, G key-value heads, R = H/G queries a
+key-value head, K head width.
 """
 
 import torch
@@ -10,6 +12,53 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anatomy.parts.pos import Rotation
+
+
+class KVCache:
+    """The keys and values of all tokens that a layer has read: (B, G, S, K) each, turned, and once a key-value head.
+
+    Room for `num_slots` tokens is taken when the first ones come, in their dtype and on their device. Where it does not
+    suffice, it grows to twice its size or to what is needed, whichever is more.
+
+    padding  (B,): how many of the first slots of each text hold nothing, where texts of different lengths end together
+    """
+
+    def __init__(self, num_slots: int, padding: Tensor | None = None) -> None:
+        self.num_slots, self.padding, self.num_cached = num_slots, padding, 0
+        self._keys, self._values = torch.empty(0), torch.empty(0)
+
+    @property
+    def nbytes(self) -> int:
+        """What the tensors take, filled or not."""
+        return self._keys.nbytes + self._values.nbytes
+
+    def extend(self, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the next T tokens. Returns the keys and values of all S tokens so far: views, not copies."""
+        start, stop = self.num_cached, self.num_cached + k_BGTK.shape[2]
+        if not start or stop > self.num_slots:
+            self._take_room(k_BGTK, stop)
+        self.num_cached = stop
+        keys, values = self._keys.narrow(2, 0, stop), self._values.narrow(2, 0, stop)
+        keys.narrow(2, start, stop - start).copy_(k_BGTK)
+        values.narrow(2, start, stop - start).copy_(v_BGTK)
+        return keys, values
+
+    def crop(self, num_tokens: int) -> None:
+        """Forget all but the first tokens. Raises ValueError if there are not so many."""
+        if not 0 <= num_tokens <= self.num_cached:
+            raise ValueError(f"a cache of {self.num_cached} tokens cannot be cropped to {num_tokens}")
+        self.num_cached = num_tokens
+
+    def _take_room(self, like: Tensor, num_tokens: int) -> None:
+        if num_tokens > self.num_slots:
+            self.num_slots = max(2 * self.num_slots, num_tokens)
+        batch_size, n_kv_head, _, head_width = like.shape
+        shape = (batch_size, n_kv_head, self.num_slots, head_width)
+        old = self._keys, self._values
+        self._keys, self._values = (torch.empty(shape, dtype=like.dtype, device=like.device) for _ in old)
+        for new, kept in zip((self._keys, self._values), old, strict=True):
+            if self.num_cached:
+                new[:, :, : self.num_cached] = kept[:, :, : self.num_cached]
 
 
 class _GroupedAttention(nn.Module):
@@ -40,12 +89,46 @@ class _GroupedAttention(nn.Module):
         q_BTHK, k_BTGK = qk.split((self.n_head, self.n_kv_head), dim=-2)
         return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
 
-    def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None = None) -> Tensor:
         q_BHTK, k_BGTK, v_BGTK = self.project(x, rotation)
+        if cache is not None:
+            is_first = not cache.num_cached and cache.padding is None
+            k_BGSK, v_BGSK = cache.extend(k_BGTK, v_BGTK)
+            if not is_first:
+                return self.o_proj(_attend(q_BHTK, k_BGSK, v_BGSK, cache.padding))
         mixed_BHTK = F.scaled_dot_product_attention(
             q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=self.n_kv_head != self.n_head
         )
         return self.o_proj(mixed_BHTK.transpose(1, 2).flatten(-2))
+
+
+def _attend(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, padding: Tensor | None) -> Tensor:
+    """Attention of the last T of S tokens over all that each may see: (B, T, H K).
+
+    The R query heads that share keys are handed over as more queries of one head, so no key is copied.
+    """
+    n_kv_head, num_queries, num_keys = k_BGSK.shape[1], q_BHTK.shape[2], k_BGSK.shape[2]
+    num_shared = q_BHTK.shape[1] // n_kv_head
+    is_visible = None
+    if num_queries > 1 or padding is not None:
+        is_visible = _visible(num_queries, num_keys, padding, q_BHTK.device).repeat(1, 1, num_shared, 1)
+    q_BGQK = q_BHTK.unflatten(1, (n_kv_head, num_shared)).flatten(2, 3)
+    mixed_BGQK = F.scaled_dot_product_attention(q_BGQK, k_BGSK, v_BGSK, attn_mask=is_visible)
+    mixed_BHTK = mixed_BGQK.unflatten(2, (num_shared, num_queries)).flatten(1, 2)
+    return mixed_BHTK.transpose(1, 2).flatten(-2)
+
+
+def _visible(num_queries: int, num_keys: int, padding: Tensor | None, device: torch.device) -> Tensor:
+    """Which of S keys each of the last T tokens sees: itself and what came before, padding excepted; (1 or B, 1, T, S).
+
+    Every token sees itself, padding too: a softmax over nothing would be NaN, and would spread.
+    """
+    key_S = torch.arange(num_keys, device=device)
+    query_T1 = key_S[num_keys - num_queries :, None]
+    is_visible = (key_S <= query_T1)[None, None]
+    if padding is not None:
+        is_visible = is_visible & ((key_S >= padding[:, None, None, None]) | (key_S == query_T1))
+    return is_visible
 
 
 def _joint_linear(x: Tensor, *layers: nn.Linear) -> Tensor:

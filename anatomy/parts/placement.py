@@ -6,6 +6,7 @@ adds, as in the 2017 paper. `has_final_norm` says whether the model needs one mo
 
 from torch import Tensor, nn
 
+from anatomy.parts.attn import KVCache
 from anatomy.parts.pos import Rotation
 
 
@@ -30,8 +31,8 @@ class PostNorm(_Block):
 
     has_final_norm = False
 
-    def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
-        x = self.attn_norm(x + self.dropout(self.attn(x, rotation)))
+    def forward(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None = None) -> Tensor:
+        x = self.attn_norm(x + self.dropout(self.attn(x, rotation, cache)))
         return self.ffn_norm(x + self.dropout(self.ffn(x)))
 
 
@@ -44,8 +45,8 @@ class PreNorm(_Block):
 
     has_final_norm = True
 
-    def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
-        x = x + self.dropout(self.attn(self.attn_norm(x), rotation))
+    def forward(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None = None) -> Tensor:
+        x = x + self.dropout(self.attn(self.attn_norm(x), rotation, cache))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
 

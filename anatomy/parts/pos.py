@@ -18,7 +18,10 @@ from anatomy.ranges import Positive
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine, each (T, 1, K/2), of the angle by which every pair of a head's channels is turned."""
+    """Cosine and sine, each (T, 1, K/2), of the angle by which every pair of a head's channels is turned.
+
+    Where the texts of a batch stand at positions of their own, (B, T, 1, K/2).
+    """
 
     cos: Tensor
     sin: Tensor
@@ -63,7 +66,7 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
 class Learned(nn.Module):
     """Add a learned vector per position: x_t + table[t]. Past the table's end there is nothing.
 
-    Shapes:   x (B, T, D), positions (T,) -> (B, T, D).
+    Shapes:   x (B, T, D), positions (T,) or (B, T) -> (B, T, D).
     Source:   Gehring et al. 2017, arXiv:1705.03122; Radford et al. 2019 (GPT-2).
     """
 
@@ -87,7 +90,7 @@ class Sinusoidal(nn.Module):
 
     channel 2i: sin(t / theta^(2i/D)), channel 2i+1: cos of the same angle.
 
-    Shapes:   x (B, T, D), positions (T,) -> (B, T, D).
+    Shapes:   x (B, T, D), positions (T,) or (B, T) -> (B, T, D).
     Knobs:    theta, the longest wavelength over 2 pi.
     Numerics: angles in float32, added in x.dtype.
     Raises:   ValueError if the width is odd.
@@ -105,7 +108,7 @@ class Sinusoidal(nn.Module):
         return 0
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        angles = positions[:, None].float() * _frequencies(self.width, self.theta, positions.device)
+        angles = positions.unsqueeze(-1).float() * _frequencies(self.width, self.theta, positions.device)
         waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
         return x + waves.to(x.dtype)
 
@@ -118,7 +121,7 @@ class RoPE(nn.Module):
 
     pair i (channels i and i + K/2) turns by t * theta^(-2i/K).
 
-    Shapes:   positions (T,) -> cos, sin (T, 1, K/2).
+    Shapes:   positions (T,) or (B, T) -> cos, sin (T or B, T, 1, K/2).
     Knobs:    theta, the longest wavelength over 2 pi.
     Numerics: frequencies, positions and their product in float32; only the tables are cast.
     Raises:   ValueError if the head width is odd.
@@ -140,8 +143,8 @@ class RoPE(nn.Module):
         return x
 
     def rotation(self, positions: Tensor) -> Rotation:
-        angles = positions[:, None].float() * _frequencies(self.head_width, self.theta, positions.device)
-        return Rotation(angles.cos()[:, None], angles.sin()[:, None])
+        angles = positions.unsqueeze(-1).float() * _frequencies(self.head_width, self.theta, positions.device)
+        return Rotation(angles.cos().unsqueeze(-2), angles.sin().unsqueeze(-2))
 
 
 class NoPositions(nn.Module):
@@ -181,7 +184,7 @@ class BrokenRoPEQueriesOnly(RoPE):
     Learn:    nothing fails and no shape is wrong; only the loss tells. In a trial it was that of no positions at all,
               and so far from chance: the causal mask gives positions away by itself (see NoPositions).
 
-    Shapes:   positions (T,) -> cos, sin (T, 1, K/2).
+    Shapes:   positions (T,) or (B, T) -> cos, sin (T or B, T, 1, K/2).
     Knobs:    theta, as in RoPE.
     Source:   no paper; a line forgotten.
     """
@@ -208,7 +211,7 @@ class BrokenRoPEMixedPairs(RoPE):
     Learn:    what comes of mixing two codes that are right. At position 0 all is well and every vector keeps its
               length. In a trial the loss lay between that of RoPE and that of no positions, which alarms nobody.
 
-    Shapes:   positions (T,) -> cos, sin (T, 1, K/2).
+    Shapes:   positions (T,) or (B, T) -> cos, sin (T or B, T, 1, K/2).
     Knobs:    theta, as in RoPE.
     Source:   no paper; the pairings are those of Su et al. 2021 (adjacent) and GPT-NeoX (half-split).
     """
