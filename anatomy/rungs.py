@@ -13,6 +13,7 @@ import logging
 import lzma
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -47,63 +48,98 @@ class RungEntry(TypedDict):
     nats_per_char: dict[str, float]
 
 
-def ngram_losses(
-    ids: NDArray[np.int32], segments: tuple[Segment, ...], starts: NDArray[np.int64], length: int, vocab_size: int
-) -> NDArray[np.float64]:
-    """Fit interpolated Witten-Bell tables and score windows with them.
+@dataclass(frozen=True)
+class _Table:
+    """What was counted for one n. A context h, n - 1 characters, is known by its rank among those seen.
+
+    pairs          the pairs hc that were seen, as rank of h * V + c, ascending; a pair's rank is its place
+    count          how often each pair was seen
+    context_count  by the rank of h: how often h was seen with a successor
+    context_kinds  by the rank of h: how many distinct successors it had
+    """
+
+    pairs: NDArray[np.int64]
+    count: NDArray[np.int64]
+    context_count: NDArray[np.float64]
+    context_kinds: NDArray[np.int64]
+
+
+class NgramTables:
+    """Interpolated Witten-Bell tables of n = 1 to 6 characters, fitted on stretches of a text.
 
     P_n(c | h) = (count(hc) + T(h) P_{n-1}(c | h')) / (count(h) + T(h)),   P_0 = 1 / V
 
     h is the n-1 characters before c, h' the same without its first; count(h) is how often h was seen with a successor,
-    T(h) how many distinct ones it had. Where h was never seen, P_n = P_{n-1}. As for a model, a target sees only its
-    own window: the one at position t has t + 1 characters before it, and a table that asks for more falls back.
+    T(h) how many distinct ones it had. Where h was never seen, P_n = P_{n-1}.
 
-    Shapes:   ids (num_chars,); starts (W,) -> nats (MAX_N, W, length), table n at index n - 1.
+    Shapes:   ids (num_chars,).
     Numerics: float64.
     Knobs:    segments, the stretches of ids to fit on; no n-gram crosses their borders.
     Source:   Witten & Bell 1991, doi:10.1109/18.87000 (method C); interpolated form as in Chen & Goodman 1998.
     """
-    fitted = np.concatenate([ids[start:stop] for start, stop in segments])
-    # How many characters a position has before it inside its segment, as far as it matters.
-    num_before = np.concatenate(
-        [np.minimum(np.arange(stop - start), MAX_N).astype(np.int8) for start, stop in segments]
-    )
-    scored_WT = ids[starts[:, None] + np.arange(length + 1)]
-    # V ** 6 is beyond int64 for a large vocabulary. So a context is known by its rank among those seen, found order by
-    # order: hc has its place among the sorted pairs (rank of h, c). The empty context is the only one of its length.
-    context = np.zeros(fitted.shape, dtype=np.int64)
-    scored_context_WT = np.zeros(scored_WT.shape, dtype=np.int64)
-    known_WT = np.ones(scored_WT.shape, dtype=bool)  # the context lies inside the window and has a rank
-    num_contexts = 1
-    probability_WT = np.full(scored_WT.shape, 1 / vocab_size)
-    losses = np.empty((MAX_N, len(starts), length))
-    for n in range(1, MAX_N + 1):
-        whole = num_before >= n - 1
-        pairs, rank, count = np.unique(
-            context[whole] * vocab_size + fitted[whole], return_inverse=True, return_counts=True
+
+    def __init__(self, ids: NDArray[np.int32], segments: tuple[Segment, ...], vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._tables: list[_Table] = []
+        fitted = np.concatenate([ids[start:stop] for start, stop in segments])
+        # How many characters a position has before it inside its segment, as far as it matters.
+        num_before = np.concatenate(
+            [np.minimum(np.arange(stop - start), MAX_N).astype(np.int8) for start, stop in segments]
         )
-        context_of_pair = pairs // vocab_size
-        context_count = np.bincount(context_of_pair, weights=count, minlength=num_contexts)
-        context_kinds = np.bincount(context_of_pair, minlength=num_contexts)
+        # V ** 6 is beyond int64 for a large vocabulary. So a context is known by its rank among those seen, found order
+        # by order: hc has its place among the sorted pairs (rank of h, c). The empty context is the only one of its
+        # length.
+        context = np.zeros(fitted.shape, dtype=np.int64)
+        num_contexts = 1
+        for n in range(1, MAX_N + 1):
+            whole = num_before >= n - 1
+            pairs, rank, count = np.unique(
+                context[whole] * vocab_size + fitted[whole], return_inverse=True, return_counts=True
+            )
+            context_of_pair = pairs // vocab_size
+            context_count = np.bincount(context_of_pair, weights=count, minlength=num_contexts)
+            context_kinds = np.bincount(context_of_pair, minlength=num_contexts)
+            self._tables.append(_Table(pairs, count, context_count, context_kinds))
+            # A pair found here is the next order's context, one position on.
+            context[1:][whole[:-1]] = rank[: np.count_nonzero(whole[:-1])]
+            num_contexts = max(1, len(pairs))  # rank 0 can be looked up even where no segment is n long
 
-        pair_WT = scored_context_WT * vocab_size + scored_WT
-        rank_WT = np.searchsorted(pairs, pair_WT)
-        seen_WT = known_WT & (np.append(pairs, -1)[rank_WT] == pair_WT)
-        # A context may be known and yet without a successor: at the end of a segment.
-        backed_WT = known_WT & (context_kinds[scored_context_WT] > 0)
-        pair_count = np.where(seen_WT, np.append(count, 0)[rank_WT], 0)[backed_WT]
-        kinds = context_kinds[scored_context_WT][backed_WT]
-        total = context_count[scored_context_WT][backed_WT] + kinds
-        probability_WT[backed_WT] = (pair_count + kinds * probability_WT[backed_WT]) / total
-        losses[n - 1] = -np.log(probability_WT[:, 1:]) + 0.0  # + 0.0 turns the -0.0 of a certain target into 0.0
+    def losses_nats(self, scored_WT: NDArray[np.int32]) -> NDArray[np.float64]:
+        """What each table loses on each character of W windows but their first.
 
-        # A pair found here is the next order's context, one position on.
-        context[1:][whole[:-1]] = rank[: np.count_nonzero(whole[:-1])]
-        scored_context_WT[:, 1:] = np.where(seen_WT, rank_WT, 0)[:, :-1]
-        known_WT[:, 1:] = seen_WT[:, :-1]
-        known_WT[:, 0] = False
-        num_contexts = max(1, len(pairs))  # rank 0 can be looked up even where no segment is n long
-    return losses
+        As for a model, a target sees only its own window: the one at position t has t + 1 characters before it, and a
+        table that asks for more falls back.
+
+        Shapes:   scored_WT (W, T + 1), ids -> nats (MAX_N, W, T), table n at index n - 1.
+        """
+        num_windows, num_chars = scored_WT.shape
+        context_WT = np.zeros(scored_WT.shape, dtype=np.int64)
+        known_WT = np.ones(scored_WT.shape, dtype=bool)  # the context lies inside the window and has a rank
+        probability_WT = np.full(scored_WT.shape, 1 / self.vocab_size)
+        losses = np.empty((MAX_N, num_windows, num_chars - 1))
+        for n, table in enumerate(self._tables, start=1):
+            pair_WT = context_WT * self.vocab_size + scored_WT
+            rank_WT = np.searchsorted(table.pairs, pair_WT)
+            seen_WT = known_WT & (np.append(table.pairs, -1)[rank_WT] == pair_WT)
+            # A context may be known and yet without a successor: at the end of a segment.
+            backed_WT = known_WT & (table.context_kinds[context_WT] > 0)
+            pair_count = np.where(seen_WT, np.append(table.count, 0)[rank_WT], 0)[backed_WT]
+            kinds = table.context_kinds[context_WT][backed_WT]
+            total = table.context_count[context_WT][backed_WT] + kinds
+            probability_WT[backed_WT] = (pair_count + kinds * probability_WT[backed_WT]) / total
+            losses[n - 1] = -np.log(probability_WT[:, 1:]) + 0.0  # + 0.0 turns the -0.0 of a certain target into 0.0
+
+            context_WT[:, 1:] = np.where(seen_WT, rank_WT, 0)[:, :-1]
+            known_WT[:, 1:] = seen_WT[:, :-1]
+            known_WT[:, 0] = False
+        return losses
+
+
+def ngram_losses(
+    ids: NDArray[np.int32], segments: tuple[Segment, ...], starts: NDArray[np.int64], length: int, vocab_size: int
+) -> NDArray[np.float64]:
+    """Fit tables on some stretches of a text and score windows of it: (MAX_N, W, length), see `NgramTables`."""
+    return NgramTables(ids, segments, vocab_size).losses_nats(ids[starts[:, None] + np.arange(length + 1)])
 
 
 def xz_nats_per_char(text: str) -> float:
