@@ -23,9 +23,11 @@ from anatomy.corpus import BatchOrder, Corpus
 from anatomy.errors import UserError
 from anatomy.evaluation import evaluating
 from anatomy.files import write_json
+from anatomy.generation import Generation
 from anatomy.model import Transformer, autocast, init_digests, initialise
 from anatomy.runs import DIAGNOSTICS_FILE, SCHEMA, finite, read_json
-from anatomy.sample import PROMPT_CHARS, SAMPLE_CHARS, SAMPLE_TEMPERATURE, continue_ids
+from anatomy.sample import PROMPT_CHARS, SAMPLE_CHARS
+from anatomy.sampling import DEFAULT_KNOBS
 
 KINDS: tuple[Diagnostic, ...] = get_args(Diagnostic)
 NUM_WINDOWS = 32  # of validation text, that activations and attention are measured on
@@ -226,15 +228,15 @@ def copying(model: Transformer, corpus: Corpus, config: Config) -> dict[str, Any
     length = min(PROMPT_CHARS, config.model.ctx_len)
     starts, is_followed = _prompt_starts(corpus, length)
     prompts, _ = corpus.batch_at(starts, length)
-    continued = continue_ids(
+    generation = Generation(
         model,
-        torch.from_numpy(prompts).to(model.embed.weight.device),
+        prompts.tolist(),
         num_tokens=SAMPLE_CHARS,
+        knobs=DEFAULT_KNOBS,
+        seed=config.seed,
         window=config.model.ctx_len,
-        temperature=SAMPLE_TEMPERATURE,
-        generator=torch.Generator().manual_seed(config.seed),
     )
-    written = continued[:, length:].cpu().numpy()
+    written = np.array(list(generation)).T
     train = [corpus.ids[start:stop] for start, stop in corpus.train]
     share, longest = copied(written, train)
     of_text = copied(corpus.batch_at(starts + length, SAMPLE_CHARS)[0], train) if is_followed else (None, None)

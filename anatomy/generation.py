@@ -15,13 +15,14 @@ from anatomy.sampling import Knobs, Stream, next_ids
 class Generation:
     """B texts that a model goes on with. Iterating gives the next token of each, B ids at a time, `num_tokens` times.
 
-    prompts    the ids that each text begins with, at least one; they may differ in length
-    window     how many tokens the model sees at most. When a text outgrows it, the older half is dropped and the rest
-               is read anew, as a text of its own; of a longer prompt the last `window` tokens are seen.
-    use_cache  False reads every text alone and whole for each token: the slow way that the cache is held against
+    prompts      the ids that each text begins with, at least one; they may differ in length
+    window       how many tokens the model sees at most. When a text outgrows it, the older half is dropped and the rest
+                 is read anew, as a text of its own; of a longer prompt the last `window` tokens are seen.
+    use_cache    False reads every text alone and whole for each token: the slow way that the cache is held against
+    first_index  the number of the first text, where only some of many are drawn at once
 
-    The texts themselves stay whole: `texts` holds the ids of each, prompts included. Text number i draws from the stream
-    of (seed, i), so it comes out the same in whatever company.
+    The texts themselves stay whole: `texts` holds the ids of each, prompts included. Text number i draws from the
+    stream of (seed, i), so it comes out the same in whatever company.
 
     Raises: ValueError for an empty prompt; while iterating, if the logits are not finite.
     """
@@ -36,6 +37,7 @@ class Generation:
         seed: int,
         window: int,
         use_cache: bool = True,
+        first_index: int = 0,
     ) -> None:
         if not all(map(len, prompts)):
             raise ValueError("a text must begin with at least one token")
@@ -43,7 +45,7 @@ class Generation:
         self.window, self.use_cache = window, use_cache
         self.texts = [list(prompt) for prompt in prompts]
         self.begins = [max(0, len(text) - window) for text in self.texts]  # where what the model sees begins
-        self.streams = [Stream(seed, index) for index in range(len(self.texts))]
+        self.streams = [Stream(seed, first_index + index) for index in range(len(self.texts))]
         self.cache_bytes = 0
 
     @property

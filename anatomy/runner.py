@@ -31,7 +31,7 @@ from anatomy.model import Transformer, init_digests, initialise
 from anatomy.record import PeakMemory, first_record, tokens_after
 from anatomy.rungs import ensure_rungs
 from anatomy.runs import DIAGNOSTICS_FILE, FINISHED, POSITIONS_FILE, Layout, finite, owned, read_record, run_name
-from anatomy.sample import PROMPT_CHARS, SAMPLE_CHARS, SAMPLE_TEMPERATURE, continue_ids
+from anatomy.sample import PROMPT_CHARS, sample
 from anatomy.steptimes import StepTimes
 from anatomy.train import Diverged, Training
 
@@ -325,18 +325,11 @@ class _Run:
         config, corpus = self.job.config, self.job.corpus
         if config.sample.prompt is None:
             start, stop = corpus.val[0]
-            ids = corpus.ids[start : min(stop, start + PROMPT_CHARS)]
+            prompt = corpus.vocabulary.decode(corpus.ids[start : min(stop, start + PROMPT_CHARS)])
         else:
-            ids = corpus.vocabulary.encode(config.sample.prompt)
-        continued = continue_ids(
-            model,
-            torch.from_numpy(ids.astype(np.int64))[None].to(self.job.device),
-            num_tokens=SAMPLE_CHARS,
-            window=config.model.ctx_len,
-            temperature=SAMPLE_TEMPERATURE,
-            generator=torch.Generator().manual_seed(config.seed),
-        )
-        return corpus.vocabulary.decode(continued[0].cpu().numpy())
+            prompt = config.sample.prompt
+        (spoken,) = sample(model, corpus.vocabulary, prompt, window=config.model.ctx_len, seed=config.seed)
+        return spoken.text
 
     # ------------------------------------------------------------------------------------ files
 

@@ -1,5 +1,8 @@
 """From logits to the next token: temperature, filters, one draw.
 
+Everything after the logits happens in float64 on the CPU, in NumPy: the rows are short, and so a device's own sorts
+and sums decide nothing.
+
 Tensor legend: B texts, V vocabulary.
 """
 
@@ -8,12 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from anatomy.errors import UserError
 
 TEMPERATURE = 0.8
+_SAMPLING = 1  # the batches of a run of the same seed come from streams with one key, texts from those with two
+
+
+class NotFinite(ValueError):
+    """The logits are NaN or infinite, as those of a model that diverged are: there is nothing to draw from."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,9 @@ class Knobs:
     top_k        only the k likeliest tokens, at least 1; more than there are is no filter
     top_p        only the likeliest tokens whose mass first reaches p, 0 to 1 (Holtzman et al. 2019, arXiv:1904.09751)
     min_p        only tokens at least p times as likely as the likeliest, 0 to 1 (Nguyen et al. 2024, arXiv:2407.01082)
+
+    The likeliest token is never filtered out. Of tokens that are equally likely, top_k and top_p count the one with the
+    lower id as the likelier, so top_k leaves k tokens, never more.
 
     Raises: UserError, a line for each knob out of its range.
     """
@@ -46,49 +57,57 @@ class Knobs:
             raise UserError("\n".join(faults))
 
 
+DEFAULT_KNOBS = Knobs()
+
+
 class Stream:
     """The random numbers of one text: they follow from a seed and the text's index, whatever is drawn beside it."""
 
     def __init__(self, seed: int, index: int) -> None:
-        self._generator = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(index,)))
+        self._generator = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(_SAMPLING, index)))
 
     def uniform(self) -> float:
         """The next number, 0 <= u < 1, out of 53 bits of the raw stream, which numpy keeps from version to version."""
         return int(self._generator.random_raw() >> 11) * 2.0**-53
 
 
-def probabilities(logits_BV: Tensor, knobs: Knobs) -> Tensor:
-    """What the knobs leave of softmax(logits / temperature), float64 (B, V); the temperature must be above 0."""
-    logits_BV = logits_BV.double()
-    p_BV = ((logits_BV - logits_BV.amax(-1, keepdim=True)) / knobs.temperature).softmax(-1)
-    if knobs.top_k is None and knobs.top_p is None and knobs.min_p is None:
-        return p_BV
-    ranked_BV, order_BV = p_BV.sort(dim=-1, descending=True, stable=True)
-    if knobs.top_k is not None:
-        ranked_BV[:, knobs.top_k :] = 0.0
-    if knobs.top_p is not None and knobs.top_p < 1:
-        mass_before_BV = ranked_BV.cumsum(-1) - ranked_BV
-        is_beyond_BV = mass_before_BV >= knobs.top_p * ranked_BV.sum(-1, keepdim=True)
-        is_beyond_BV[:, 0] = False
-        ranked_BV = ranked_BV.masked_fill(is_beyond_BV, 0.0)
+def probabilities(logits_BV: NDArray[np.float64], knobs: Knobs) -> NDArray[np.float64]:
+    """What the knobs leave of softmax(logits / temperature), (B, V); the temperature must be above 0.
+
+    Numerics: the likeliest token has weight exp(0) at whatever temperature, so nothing overflows: towards 0 only it and
+              its equals keep a share.
+    """
+    with np.errstate(over="ignore"):  # far below the likeliest, at a tiny temperature: -inf, whose weight is 0
+        weights_BV = np.exp((logits_BV - logits_BV.max(-1, keepdims=True)) / knobs.temperature)
+    if knobs.top_k is not None or knobs.top_p is not None:
+        order_BV = np.argsort(-weights_BV, axis=-1, kind="stable")
+        ranked_BV = np.take_along_axis(weights_BV, order_BV, axis=-1)
+        if knobs.top_k is not None:
+            ranked_BV[:, knobs.top_k :] = 0.0
+        if knobs.top_p is not None and knobs.top_p < 1:
+            mass_BV = ranked_BV.cumsum(-1)
+            is_beyond_BV = mass_BV[:, :-1] >= knobs.top_p * mass_BV[:, -1:]  # those before have reached it
+            ranked_BV[:, 1:][is_beyond_BV] = 0.0
+        np.put_along_axis(weights_BV, order_BV, ranked_BV, axis=-1)
     if knobs.min_p is not None:
-        ranked_BV = ranked_BV.masked_fill(ranked_BV < knobs.min_p * ranked_BV[:, :1], 0.0)
-    left_BV = torch.zeros_like(p_BV).scatter_(-1, order_BV, ranked_BV)
-    return left_BV / left_BV.sum(-1, keepdim=True)
+        weights_BV[weights_BV < knobs.min_p] = 0.0  # the likeliest weighs 1
+    return weights_BV / weights_BV.sum(-1, keepdims=True)
 
 
 def next_ids(logits_BV: Tensor, knobs: Knobs, streams: Sequence[Stream]) -> list[int]:
-    """One token for each of B texts, by one number of its own stream; none is drawn at temperature 0.
+    """One token for each of B texts, by one number u of its own stream; none is drawn at temperature 0.
 
-    Raises: ValueError if the logits are not finite: there is nothing to draw from.
+    It is the first token, in the order of ids, up to which the probabilities sum to more than u.
+
+    Raises: NotFinite.
     """
-    largest, likeliest = logits_BV.max(-1)
-    if not all(map(math.isfinite, largest.tolist())):
-        raise ValueError("the model's logits are not finite: there is nothing to draw from")
+    logits = logits_BV.detach().cpu().double().numpy()
+    if not np.isfinite(logits).all():
+        raise NotFinite("the model's logits are not finite: there is nothing to draw from")
     if knobs.temperature == 0:
-        return likeliest.tolist()
-    cumulative_BV = probabilities(logits_BV, knobs).cumsum(-1).cpu()
-    uniform_B1 = torch.tensor([[stream.uniform()] for stream in streams], dtype=torch.float64)
+        return logits.argmax(-1).tolist()
+    cumulative_BV = probabilities(logits, knobs).cumsum(-1)
+    uniform_B = np.array([stream.uniform() for stream in streams])
+    drawn_B = (cumulative_BV <= uniform_B[:, None] * cumulative_BV[:, -1:]).sum(-1)
     # The last token that has a share stands where the sum first reaches its end: rounding must not lead past it.
-    drawn_B1 = torch.searchsorted(cumulative_BV, uniform_B1 * cumulative_BV[:, -1:], right=True)
-    return torch.minimum(drawn_B1, cumulative_BV.argmax(-1, keepdim=True)).flatten().tolist()
+    return np.minimum(drawn_B, cumulative_BV.argmax(-1)).tolist()
