@@ -55,7 +55,7 @@ def part_faults(resolved: Mapping[str, Any]) -> list[str]:
 
 def _part_faults(axis: str, section: Any) -> list[str]:
     classes = part_classes(axis)
-    if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
+    if not isinstance(section, Mapping) or not all(isinstance(section.get(key), str) for key in ("name", "class")):
         return [f"{axis}: needs the section of a part, with its name and class; type {axis}=NAME"]
     if section.get("class") not in classes:
         offered = ", ".join(name for name in classes if not is_broken(name))

@@ -115,7 +115,7 @@ class Vocabulary:
             return cls(chars)
         except OSError as error:
             raise UserError(f"{str(path)!r}: cannot read the vocabulary ({error.strerror})") from error
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise UserError(f"{str(path)!r}: no vocabulary, or a damaged one; take the file of a sound run") from None
 
 

@@ -1,4 +1,6 @@
-"""The one exception that stands for a user's mistake."""
+"""The one exception that stands for a user's mistake, and how words of others get into its message."""
+
+MAX_CHARS = 300
 
 
 class UserError(Exception):
@@ -6,3 +8,10 @@ class UserError(Exception):
 
     Every command prints it without a traceback and exits with status 2.
     """
+
+
+def one_line(text: str, max_chars: int = MAX_CHARS) -> str:
+    """What somebody's file says, fit for a message: control characters escaped, so that they act on no terminal, and
+    cut where it is long."""
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: max_chars + 1])
+    return shown if len(shown) <= max_chars else f"{shown[: max_chars - 1]}…"

@@ -1,22 +1,89 @@
-"""Weights out of a safetensors file, held against the model that they are for before anything is taken from them."""
+"""Weights out of a safetensors file, held against the model that they are for before anything is taken from them.
 
+A file's header says what it holds: names, dtypes and shapes are compared there, so a file that does not fit costs no
+memory. Nothing in a file is executed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import safetensors
 from torch import Tensor
 
-from anatomy.errors import UserError
+from anatomy.errors import UserError, one_line
 from anatomy.model import Transformer
+
+DTYPE = "F32"  # of every tensor of a run, in the words of safetensors
+MAX_NAMED, MAX_NAME_CHARS = 4, 60  # of the tensors that an error names
 
 
 def read_weights(file: Path, model: Transformer) -> dict[str, Tensor]:
-    """Every tensor of a model, by name, out of a file that holds these and no others.
+    """Every tensor of a model, by name, out of a file that holds these and no others: float32, on the CPU.
+
+    They are copies: what a mapped file gives would change, or end the process, with the file.
 
     Raises: UserError, one line, if the file is absent, damaged or no safetensors file, and if it lacks a tensor, holds
             one too many, or one of another shape or dtype.
     """
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    with _opened(file) as opened:
+        if faults := _faults(_slices(opened), wanted):
+            raise UserError(f"{str(file)!r}: not the weights of its run's model: {'; '.join(faults)}")
+        return {name: opened.get_tensor(name).clone() for name in wanted}
+
+
+def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor in a file, by name, out of its header alone. Raises UserError as `read_weights`."""
+    with _opened(file) as opened:
+        return {name: tuple(tensor.get_shape()) for name, tensor in _slices(opened).items()}
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    where = repr(str(file))
     try:
+        if not file.is_file():  # a pipe would be waited for
+            raise UserError(f"{where}: {'no file' if file.exists() else 'there is no such file'}")
         with safetensors.safe_open(file, framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{str(file)!r}: cannot read the weights ({error})") from None
+            yield opened
+    except OSError as error:
+        raise UserError(f"{where}: cannot be read ({one_line(error.strerror or str(error))})") from None
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{where}: no safetensors file, or a damaged one ({one_line(str(error))})") from None
+
+
+def _slices(opened: Any) -> dict[str, Any]:
+    """What a file says of each of its tensors; nothing of their content is read."""
+    names = opened.keys()
+    return {name: opened.get_slice(name) for name in names}
+
+
+def _faults(held: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """What is wrong with the tensors that a file holds, each kind of fault with the first of its names."""
+    faults = []
+    if missing := [_quoted(name) for name in wanted if name not in held]:
+        faults.append(f"it lacks {_first(missing)}")
+    if surplus := [_quoted(name) for name in held if name not in wanted]:
+        faults.append(f"the model has no {_first(surplus)}")
+    known = {name: held[name] for name in wanted if name in held}
+    shapes = {name: tuple(tensor.get_shape()) for name, tensor in known.items()}
+    if misshapen := [name for name, shape in shapes.items() if shape != wanted[name]]:
+        differ = [
+            f"{_quoted(name)} {one_line(str(shapes[name]), MAX_NAME_CHARS)}, not {wanted[name]}" for name in misshapen
+        ]
+        faults.append(f"of another shape: {_first(differ)}")
+    dtypes = {name: tensor.get_dtype() for name, tensor in known.items()}
+    if others := [f"{_quoted(name)} {dtype}" for name, dtype in dtypes.items() if dtype != DTYPE]:
+        faults.append(f"not {DTYPE}: {_first(others)}")
+    return faults
+
+
+def _quoted(name: str) -> str:
+    return f"'{one_line(name, MAX_NAME_CHARS)}'"
+
+
+def _first(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
