@@ -1,0 +1,263 @@
+"""anatomy-sample: let runs speak."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from anatomy import __version__
+from anatomy.cli.common import DONE, FAILED, console, printable, run_click
+from anatomy.errors import UserError
+
+if TYPE_CHECKING:
+    from anatomy.loading import LoadedRun, Weights
+    from anatomy.sample import Sample
+
+MAX_SAMPLES, MAX_CHARS = 10_000, 1_000_000  # of one command: all that it writes is held in memory
+COLUMN_WIDTH = 36  # runs stand side by side where each has room for so much
+
+
+@click.command(name="anatomy-sample")
+@click.version_option(__version__)
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True)
+@click.option("--prompt", default="", metavar="TEXT", help="What to go on with; empty: the start of a line.")
+@click.option(
+    "--tokens",
+    "num_tokens",
+    default=200,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Characters to write behind the prompt.",
+)
+@click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest character each time.")
+@click.option("--top-k", default=None, type=click.IntRange(1), help="Only the k likeliest.")
+@click.option("--top-p", default=None, type=float, help="Only the likeliest whose mass first reaches p.")
+@click.option("--min-p", default=None, type=float, help="Only those at least p times as likely as the likeliest.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Of the draws.")
+@click.option(
+    "--num-samples", default=1, show_default=True, type=click.IntRange(1, MAX_SAMPLES), help="Texts of each run."
+)
+@click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End a text behind this; may repeat.")
+@click.option("--no-cache", is_flag=True, help="Read the whole text anew for each character: the slow way.")
+@click.option("--weights", default="last", show_default=True, type=click.Choice(("last", "best")), help="Of each run.")
+@click.option(
+    "--window",
+    default=None,
+    type=click.IntRange(1),
+    help="Characters a model sees.  [default: those it was trained at]",
+)
+@click.option("--json", "as_json", is_flag=True, help="The texts and their speeds as data.")
+def command(
+    folders: tuple[str, ...],
+    prompt: str,
+    num_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    seed: int,
+    num_samples: int,
+    stops: tuple[str, ...],
+    no_cache: bool,
+    weights: "Weights",
+    window: int | None,
+    as_json: bool,
+) -> int:
+    """Let runs go on with a text: RUN is the folder of one, several speak side by side.
+
+    A text that outgrows the window loses its older half out of the model's sight; what is printed stays whole.
+    Exits with 1 when a model's numbers are not finite, so that there is nothing to draw from.
+    """
+    _check_sizes(len(folders), num_samples, len(prompt), num_tokens)
+    for stop in stops:
+        _check_stop(stop)
+
+    import torch
+
+    from anatomy.loading import load
+    from anatomy.sample import Watch, check_window, prompt_ids, sample
+    from anatomy.sampling import Knobs, NotFinite
+
+    knobs = Knobs(temperature, top_k, top_p, min_p)
+    runs = [load(folder, weights=weights) for folder in folders]
+    windows = [window or run.config.model.ctx_len for run in runs]
+    for run, wide in zip(runs, windows, strict=True):
+        where = f" for {str(run.folder)!r}" if len(runs) > 1 else ""
+        try:
+            check_window(run.model, wide)
+        except UserError as error:
+            raise UserError(f"--window{where}: {error}") from None
+        try:
+            prompt_ids(run.vocabulary, prompt)
+        except UserError as error:
+            raise UserError(f"--prompt{where}: {error}") from None
+    _note_beyond_training(runs, window)
+
+    def speak(number: int, watch: Watch | None = None) -> "list[Sample]":
+        run = runs[number]
+        torch.set_num_threads(min(run.config.train.threads, os.cpu_count() or 1))
+        return sample(
+            run.model,
+            run.vocabulary,
+            prompt,
+            window=windows[number],
+            num_tokens=num_tokens,
+            num_samples=num_samples,
+            knobs=knobs,
+            seed=seed,
+            use_cache=not no_cache,
+            stop=stops,
+            watch=watch,
+        )
+
+    is_alone = len(runs) == num_samples == 1
+    headings = _headings(runs)
+    side_by_side = not as_json and sys.stdout.isatty() and 1 < len(runs) <= console().width // COLUMN_WIDTH
+    spoken: list[list[Sample]] = []
+    try:
+        for number in range(len(runs)):
+            if as_json or side_by_side:
+                spoken.append(speak(number))
+            elif is_alone:
+                _write(prompt)
+                try:
+                    spoken.append(speak(number, lambda _, char: _write(char)))
+                finally:
+                    _write("\n")
+            else:
+                spoken.append(speak(number))
+                _write_below(headings[number] if len(runs) > 1 else "", spoken[number])
+    except NotFinite as error:
+        click.echo(f"{str(runs[len(spoken)].folder)!r}: {error}", err=True)
+        return FAILED
+    if as_json:
+        settings = {"seed": seed, "weights": weights, **asdict(knobs)}
+        rows = [
+            asdict(text) | {"run": run.folder.resolve().name, "index": index, "window": wide, **settings}
+            for run, wide, texts in zip(runs, windows, spoken, strict=True)
+            for index, text in enumerate(texts)
+        ]
+        json.dump({"samples": rows}, sys.stdout, indent=1, allow_nan=False)
+        print()
+    elif side_by_side:
+        _show_beside(headings, spoken)
+    sys.stdout.flush()
+    _note_cut(runs, windows, spoken)
+    if sys.stderr.isatty():
+        for heading, texts in zip(headings, spoken, strict=True):
+            click.echo((f"{heading}: " if len(runs) > 1 else "") + _speed(texts), err=True)
+    return DONE
+
+
+# ------------------------------------------------------------------------------------------------ what is asked for
+
+
+def _check_sizes(num_runs: int, num_samples: int, num_prompt: int, num_tokens: int) -> None:
+    num_chars = num_runs * num_samples * (num_prompt + num_tokens)
+    if num_chars > MAX_CHARS:
+        raise UserError(
+            f"--tokens {num_tokens} --num-samples {num_samples}: {num_chars:,} characters with the prompts, of all "
+            f"runs; one command writes at most {MAX_CHARS:,}: ask for fewer"
+        )
+
+
+def _check_stop(stop: str) -> None:
+    if not stop:
+        raise UserError("--stop: an empty one would end every text at once; give the characters to stop at")
+    try:
+        stop.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"--stop {stop!r}: a byte that is not UTF-8 at index {error.start}; leave it out") from None
+
+
+def _headings(runs: "Sequence[LoadedRun]") -> list[str]:
+    """What tells the runs apart: the parts and seeds in which they differ, else their folders' names."""
+    named = [{**run.config.parts, "seed": str(run.config.seed)} for run in runs]
+    differing = [key for key in named[0] if len({names[key] for names in named}) > 1]
+    headings = [printable(" ".join(f"{key}={names[key]}" for key in differing)) for names in named]
+    if len(set(headings)) < len(runs):
+        return [printable(run.folder.resolve().name) for run in runs]
+    return headings
+
+
+# ------------------------------------------------------------------------------------------------ what is shown
+
+
+def _write(text: str) -> None:
+    """To a terminal at once and harmless; to a file or pipe as it is."""
+    if sys.stdout.isatty():
+        sys.stdout.write(printable(text))
+        sys.stdout.flush()
+    else:
+        sys.stdout.write(text)
+
+
+def _write_below(heading: str, texts: "Sequence[Sample]") -> None:
+    for index, text in enumerate(texts):
+        of_index = f"sample {index}" if len(texts) > 1 else ""
+        _write(f"== {', '.join(filter(None, (heading, of_index)))} ==\n{text.text}\n\n")
+
+
+def _show_beside(headings: Sequence[str], spoken: "Sequence[Sequence[Sample]]") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    has_many = len(spoken[0]) > 1
+    table = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 1, 0))
+    if has_many:
+        table.add_column("sample", no_wrap=True)
+    for heading in headings:
+        table.add_column(Text(heading), ratio=1, overflow="fold")
+    for index, texts in enumerate(zip(*spoken, strict=True)):
+        table.add_row(*([str(index)] if has_many else []), *(Text(printable(text.text)) for text in texts))
+    console().print(table)
+
+
+def _speed(texts: "Sequence[Sample]") -> str:
+    num_tokens = sum(text.num_tokens for text in texts)
+    # Each was drawn at the speed of its whole batch, so their shares of time add up.
+    drawing_s = sum(text.num_tokens / text.tokens_per_s for text in texts if text.tokens_per_s)
+    speed = f", {num_tokens / drawing_s:,.0f} a second" if drawing_s else ""
+    cache_bytes = max(text.kv_cache_bytes for text in texts)
+    return f"{num_tokens:,} tokens{speed}, " + (f"cache {cache_bytes:,} bytes a text" if cache_bytes else "no cache")
+
+
+def _note_beyond_training(runs: "Sequence[LoadedRun]", window: int | None) -> None:
+    contexts = sorted({run.config.model.ctx_len for run in runs if window and run.config.model.ctx_len < window})
+    if contexts:
+        trained = ", ".join(map(str, contexts))
+        click.echo(
+            f"note: a window of {window} is longer than the context of training ({trained}): a model never learned "
+            f"what lies so far back",
+            err=True,
+        )
+
+
+def _note_cut(runs: "Sequence[LoadedRun]", windows: Sequence[int], spoken: "Sequence[Sequence[Sample]]") -> None:
+    notes = {
+        f"note: the text outgrew the window of {window} characters{_reason(run, window)}: the model then saw the last "
+        f"{max(1, window // 2)} to {window}, what lies further back no more": None
+        for run, window, texts in zip(runs, windows, spoken, strict=True)
+        if any(text.is_cut for text in texts)
+    }
+    for note in notes:
+        click.echo(note, err=True)
+
+
+def _reason(run: "LoadedRun", window: int) -> str:
+    if window == run.model.max_len:
+        return ", where the table of learned positions ends"
+    return ", the context of its training" if window == run.config.model.ctx_len else ""
+
+
+def main() -> None:
+    """Run the command line."""
+    run_click(command)
+
+
+if __name__ == "__main__":
+    main()
