@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from anatomy.attention_maps import watched_logits
 from anatomy.build import build_model
 from anatomy.config import Config, Diagnostic
 from anatomy.corpus import BatchOrder, Corpus
@@ -28,6 +28,7 @@ from anatomy.model import Transformer, autocast, init_digests, initialise
 from anatomy.runs import DIAGNOSTICS_FILE, SCHEMA, finite, read_json
 from anatomy.sample import PROMPT_CHARS, SAMPLE_CHARS
 from anatomy.sampling import DEFAULT_KNOBS
+from anatomy.weights import WEIGHT_FILES, read_weights
 
 KINDS: tuple[Diagnostic, ...] = get_args(Diagnostic)
 NUM_WINDOWS = 32  # of validation text, that activations and attention are measured on
@@ -81,15 +82,14 @@ def diagnose(
 
 def _load(model: Transformer, folder: Path, record: Mapping[str, Any], weights: str) -> bool:
     """Put a run's last or best weights into the model; False where it has none."""
-    file = folder / {"last": "model.safetensors", "best": "best.safetensors"}[weights]
+    file = folder / WEIGHT_FILES[weights]
     is_done = record["status"] == "done"
     if not is_done and (weights == "last" or not file.exists()):
         return False
     try:
-        model.load_state_dict(safetensors.torch.load_file(file))
-    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{file}: cannot read the weights ({reason}); force=true trains the run anew") from error
+        model.load_state_dict(read_weights(file, model))
+    except UserError as error:
+        raise UserError(f"{error}; force=true trains the run anew") from None
     return True
 
 
@@ -184,28 +184,15 @@ def attention(model: Transformer, corpus: Corpus, config: Config) -> dict[str, A
     entropies: list[list[Tensor]] = [[] for _ in range(num_layers)]
     largest: list[list[Tensor]] = [[] for _ in range(num_layers)]
 
-    def look(layer: int, attn: Any, given: tuple[Any, ...]) -> None:
-        q_BHTK, k_BGTK, _ = attn.project(*given)
-        k_BHTK = k_BGTK.repeat_interleave(attn.n_head // attn.n_kv_head, dim=1)
-        logits_BHTT = (q_BHTK.float() @ k_BHTK.float().transpose(-1, -2)) / math.sqrt(attn.head_width)
-        num_tokens = logits_BHTT.shape[-1]
-        is_hidden = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=logits_BHTT.device).triu(1)
-        logits_BHTT = logits_BHTT.masked_fill(is_hidden, -math.inf)
+    def look(layer: int, logits_BHTT: Tensor) -> None:
         log_p = logits_BHTT.log_softmax(-1)
-        entropy_BHT = -(log_p.exp() * log_p.masked_fill(is_hidden, 0.0)).sum(-1)
+        entropy_BHT = -(log_p.exp() * log_p.masked_fill(logits_BHTT.isneginf(), 0.0)).sum(-1)
         entropies[layer].append(entropy_BHT.double().mean(-1).cpu())
         largest[layer].append(logits_BHTT.amax().cpu())
 
-    hooks = [
-        block.attn.register_forward_pre_hook(lambda attn, given, layer=layer: look(layer, attn, given))
-        for layer, block in enumerate(model.blocks)
-    ]
-    try:
+    with watched_logits(model, look):
         for ids in _windows(model, corpus, config):
             model.hidden(ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return {
         "entropy_nats": [[finite(value) for value in torch.cat(layer).mean(0).tolist()] for layer in entropies],
         "largest_logit": [finite(float(torch.stack(layer).amax())) for layer in largest],

@@ -6,7 +6,7 @@ the weights agrees with it.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,10 +20,11 @@ from anatomy.errors import UserError, one_line
 from anatomy.files import is_plain_name
 from anatomy.model import Transformer
 from anatomy.runs import Layout, Status, read_manifest, read_record
-from anatomy.weights import read_shapes, read_weights
+from anatomy.sample import SAMPLE_CHARS, Sample, sample
+from anatomy.sampling import TEMPERATURE, Knobs
+from anatomy.weights import WEIGHT_FILES, read_shapes, read_weights
 
 Weights = Literal["last", "best"]
-WEIGHT_FILES: Mapping[Weights, str] = {"last": "model.safetensors", "best": "best.safetensors"}
 
 MAX_PATH_CHARS = 5000  # of a message that begins with a path
 
@@ -55,6 +56,42 @@ class LoadedRun:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.vocabulary))
+
+    def sample(
+        self,
+        prompt: str = "",
+        *,
+        num_tokens: int = SAMPLE_CHARS,
+        num_samples: int = 1,
+        temperature: float = TEMPERATURE,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int = 0,
+        window: int | None = None,
+        use_cache: bool = True,
+        stop: Sequence[str] = (),
+    ) -> list[Sample]:
+        """Let the model go on with a prompt, `num_samples` times.
+
+        temperature, top_k, top_p, min_p  how the next character is drawn, see sampling.Knobs
+        window                            how many characters the model sees at most; None takes the run's context
+        the others                        see anatomy.sample.sample
+
+        Raises: UserError for what cannot be asked for; sampling.NotFinite if there is nothing to draw from.
+        """
+        return sample(
+            self.model,
+            self.vocabulary,
+            prompt,
+            window=self.config.model.ctx_len if window is None else window,
+            num_tokens=num_tokens,
+            num_samples=num_samples,
+            knobs=Knobs(temperature, top_k, top_p, min_p),
+            seed=seed,
+            use_cache=use_cache,
+            stop=stop,
+        )
 
 
 def load(folder: str | Path, *, weights: Weights = "last", device: str | torch.device = "cpu") -> LoadedRun:

@@ -34,6 +34,7 @@ from anatomy.runs import DIAGNOSTICS_FILE, FINISHED, POSITIONS_FILE, Layout, fin
 from anatomy.sample import PROMPT_CHARS, sample
 from anatomy.steptimes import StepTimes
 from anatomy.train import Diverged, Training
+from anatomy.weights import read_weights
 
 log = logging.getLogger("anatomy")
 
@@ -289,8 +290,7 @@ class _Run:
         sample = self._sample(model)
         best_val, best_test = last_val, last_test
         if self.best_step != training.num_steps:
-            best = safetensors.torch.load_file(self.folder / "best.safetensors")
-            model.load_state_dict(best)
+            model.load_state_dict(read_weights(self.folder / "best.safetensors", model))
             best_val, best_test = self._long_losses(model, "val"), self._long_losses(model, "test")
         self._save_array(last_test, "test_losses.npy")
         self._save_array(best_test, "test_losses_best.npy")

@@ -15,6 +15,7 @@ from torch import Tensor
 from anatomy.errors import UserError, one_line
 from anatomy.model import Transformer
 
+WEIGHT_FILES = {"last": "model.safetensors", "best": "best.safetensors"}  # in a run's folder
 DTYPE = "F32"  # of every tensor of a run, in the words of safetensors
 MAX_NAMED, MAX_NAME_CHARS = 4, 60  # of the tensors that an error names
 
