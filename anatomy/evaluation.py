@@ -28,16 +28,29 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def window_losses(model: Transformer, corpus: Corpus, starts: np.ndarray, length: int, *, dtype: str) -> np.ndarray:
-    """The loss of every target of the windows at `starts`, nats: float32 (windows, length). Draws no random number."""
+def window_losses(
+    model: Transformer,
+    corpus: Corpus,
+    starts: np.ndarray,
+    length: int,
+    *,
+    dtype: str,
+    num_last: int | None = None,
+    num_at_once: int | None = None,
+) -> np.ndarray:
+    """The loss of the last `num_last` targets (None: of all) of the windows at `starts`, nats: float32 (windows, num).
+
+    `num_at_once` windows share a forward pass; None takes as many as EVAL_TOKENS holds. Draws no random number.
+    """
     device = model.embed.weight.device
-    losses = np.empty((len(starts), length), dtype=np.float32)
-    num_at_once = max(1, EVAL_TOKENS // length)
+    first = 0 if num_last is None else length - num_last
+    losses = np.empty((len(starts), length - first), dtype=np.float32)
+    num_at_once = num_at_once or max(1, EVAL_TOKENS // length)
     with evaluating(model), autocast(device, dtype):
         for begin in range(0, len(starts), num_at_once):
             inputs, targets = corpus.batch_at(starts[begin : begin + num_at_once], length)
             batch = model.losses_nats(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
-            losses[begin : begin + num_at_once] = batch.cpu().numpy()
+            losses[begin : begin + num_at_once] = batch[:, first:].cpu().numpy()
     return losses
 
 

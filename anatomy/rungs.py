@@ -97,7 +97,7 @@ class NgramTables:
                 context[whole] * vocab_size + fitted[whole], return_inverse=True, return_counts=True
             )
             context_of_pair = pairs // vocab_size
-            context_count = np.bincount(context_of_pair, weights=count, minlength=num_contexts)
+            context_count = np.bincount(context_of_pair, count, num_contexts).astype(np.float64, copy=False)
             context_kinds = np.bincount(context_of_pair, minlength=num_contexts)
             self._tables.append(_Table(pairs, count, context_count, context_kinds))
             # A pair found here is the next order's context, one position on.
