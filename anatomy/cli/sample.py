@@ -4,7 +4,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -79,78 +80,83 @@ def command(
     import torch
 
     from anatomy.loading import load
-    from anatomy.sample import Watch, check_window, prompt_ids, sample
+    from anatomy.sample import Watch, sample
     from anatomy.sampling import Knobs, NotFinite
 
     knobs = Knobs(temperature, top_k, top_p, min_p)
     runs = [load(folder, weights=weights) for folder in folders]
-    windows = [window or run.config.model.ctx_len for run in runs]
-    for run, wide in zip(runs, windows, strict=True):
-        where = f" for {str(run.folder)!r}" if len(runs) > 1 else ""
-        try:
-            check_window(run.model, wide)
-        except UserError as error:
-            raise UserError(f"--window{where}: {error}") from None
-        try:
-            prompt_ids(run.vocabulary, prompt)
-        except UserError as error:
-            raise UserError(f"--prompt{where}: {error}") from None
+    speakers = [
+        Speaker(run, heading, window or run.config.model.ctx_len)
+        for run, heading in zip(runs, _headings(runs), strict=True)
+    ]
+    for speaker in speakers:
+        _check_can_speak(speaker, prompt, f"{str(speaker.run.folder)!r}: " if len(runs) > 1 else "")
     _note_beyond_training(runs, window)
 
-    def speak(number: int, watch: Watch | None = None) -> "list[Sample]":
-        run = runs[number]
-        torch.set_num_threads(min(run.config.train.threads, os.cpu_count() or 1))
-        return sample(
-            run.model,
-            run.vocabulary,
-            prompt,
-            window=windows[number],
-            num_tokens=num_tokens,
-            num_samples=num_samples,
-            knobs=knobs,
-            seed=seed,
-            use_cache=not no_cache,
-            stop=stops,
-            watch=watch,
-        )
+    say = partial(
+        sample,
+        prompt=prompt,
+        num_tokens=num_tokens,
+        num_samples=num_samples,
+        knobs=knobs,
+        seed=seed,
+        use_cache=not no_cache,
+        stop=stops,
+    )
 
-    is_alone = len(runs) == num_samples == 1
-    headings = _headings(runs)
+    def speak(speaker: Speaker, watch: Watch | None = None) -> "list[Sample]":
+        run = speaker.run
+        torch.set_num_threads(min(run.config.train.threads, os.cpu_count() or 1))
+        return say(run.model, run.vocabulary, window=speaker.window, watch=watch)
+
     side_by_side = not as_json and sys.stdout.isatty() and 1 < len(runs) <= console().width // COLUMN_WIDTH
     spoken: list[list[Sample]] = []
     try:
-        for number in range(len(runs)):
+        for speaker in speakers:
             if as_json or side_by_side:
-                spoken.append(speak(number))
-            elif is_alone:
+                spoken.append(speak(speaker))
+            elif len(runs) == num_samples == 1:
                 _write(prompt)
                 try:
-                    spoken.append(speak(number, lambda _, char: _write(char)))
+                    spoken.append(speak(speaker, lambda _, char: _write(char)))
                 finally:
                     _write("\n")
             else:
-                spoken.append(speak(number))
-                _write_below(headings[number] if len(runs) > 1 else "", spoken[number])
+                spoken.append(speak(speaker))
+                _write_below(speaker.heading if len(runs) > 1 else "", spoken[-1])
     except NotFinite as error:
         click.echo(f"{str(runs[len(spoken)].folder)!r}: {error}", err=True)
         return FAILED
     if as_json:
         settings = {"seed": seed, "weights": weights, **asdict(knobs)}
         rows = [
-            asdict(text) | {"run": run.folder.resolve().name, "index": index, "window": wide, **settings}
-            for run, wide, texts in zip(runs, windows, spoken, strict=True)
+            asdict(text) | {"run": speaker.name, "index": index, "window": speaker.window, **settings}
+            for speaker, texts in zip(speakers, spoken, strict=True)
             for index, text in enumerate(texts)
         ]
         json.dump({"samples": rows}, sys.stdout, indent=1, allow_nan=False)
         print()
     elif side_by_side:
-        _show_beside(headings, spoken)
+        _show_beside(speakers, spoken)
     sys.stdout.flush()
-    _note_cut(runs, windows, spoken)
+    _note_cut(speakers, spoken)
     if sys.stderr.isatty():
-        for heading, texts in zip(headings, spoken, strict=True):
-            click.echo((f"{heading}: " if len(runs) > 1 else "") + _speed(texts), err=True)
+        for speaker, texts in zip(speakers, spoken, strict=True):
+            click.echo((f"{speaker.heading}: " if len(runs) > 1 else "") + _speed(texts), err=True)
     return DONE
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A run that is asked to speak, what it is called beside the others, and how many characters it sees."""
+
+    run: "LoadedRun"
+    heading: str
+    window: int
+
+    @property
+    def name(self) -> str:
+        return self.run.folder.resolve().name
 
 
 # ------------------------------------------------------------------------------------------------ what is asked for
@@ -172,6 +178,16 @@ def _check_stop(stop: str) -> None:
         stop.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"--stop {stop!r}: a byte that is not UTF-8 at index {error.start}; leave it out") from None
+
+
+def _check_can_speak(speaker: Speaker, prompt: str, where: str) -> None:
+    from anatomy.sample import check_window, prompt_ids
+
+    try:
+        check_window(speaker.run.model, speaker.window)
+        prompt_ids(speaker.run.vocabulary, prompt)
+    except UserError as error:
+        raise UserError(f"{where}{error}") from None
 
 
 def _headings(runs: "Sequence[LoadedRun]") -> list[str]:
@@ -202,19 +218,21 @@ def _write_below(heading: str, texts: "Sequence[Sample]") -> None:
         _write(f"== {', '.join(filter(None, (heading, of_index)))} ==\n{text.text}\n\n")
 
 
-def _show_beside(headings: Sequence[str], spoken: "Sequence[Sequence[Sample]]") -> None:
+def _show_beside(speakers: Sequence[Speaker], spoken: "Sequence[Sequence[Sample]]") -> None:
     from rich.table import Table
     from rich.text import Text
 
+    out, gap, index_heading = console(), 2, "sample"
     has_many = len(spoken[0]) > 1
-    table = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 1, 0))
+    room = out.width - (len(index_heading) + gap if has_many else 0)
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 1, 0))
     if has_many:
-        table.add_column("sample", no_wrap=True)
-    for heading in headings:
-        table.add_column(Text(heading), ratio=1, overflow="fold")
+        table.add_column(index_heading)
+    for speaker in speakers:
+        table.add_column(Text(speaker.heading), width=room // len(speakers) - gap, overflow="fold")
     for index, texts in enumerate(zip(*spoken, strict=True)):
         table.add_row(*([str(index)] if has_many else []), *(Text(printable(text.text)) for text in texts))
-    console().print(table)
+    out.print(table)
 
 
 def _speed(texts: "Sequence[Sample]") -> str:
@@ -237,21 +255,16 @@ def _note_beyond_training(runs: "Sequence[LoadedRun]", window: int | None) -> No
         )
 
 
-def _note_cut(runs: "Sequence[LoadedRun]", windows: Sequence[int], spoken: "Sequence[Sequence[Sample]]") -> None:
-    notes = {
-        f"note: the text outgrew the window of {window} characters{_reason(run, window)}: the model then saw the last "
-        f"{max(1, window // 2)} to {window}, what lies further back no more": None
-        for run, window, texts in zip(runs, windows, spoken, strict=True)
-        if any(text.is_cut for text in texts)
-    }
-    for note in notes:
-        click.echo(note, err=True)
-
-
-def _reason(run: "LoadedRun", window: int) -> str:
-    if window == run.model.max_len:
-        return ", where the table of learned positions ends"
-    return ", the context of its training" if window == run.config.model.ctx_len else ""
+def _note_cut(speakers: Sequence[Speaker], spoken: "Sequence[Sequence[Sample]]") -> None:
+    cut = [speaker for speaker, texts in zip(speakers, spoken, strict=True) if any(text.is_cut for text in texts)]
+    for window in sorted({speaker.window for speaker in cut}):
+        is_table = any(speaker.run.model.max_len == window for speaker in cut)
+        click.echo(
+            f"note: the text outgrew the window of {window} characters"
+            f"{', where the table of learned positions ends' if is_table else ''}; from then on only its last "
+            f"{max(1, window // 2)} to {window} were read",
+            err=True,
+        )
 
 
 def main() -> None:
