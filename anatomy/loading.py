@@ -98,7 +98,7 @@ def load(folder: str | Path, *, weights: Weights = "last", device: str | torch.d
     """Open the run in a folder, with its last or its best weights.
 
         model, vocabulary = load("outputs/runs/...")
-        ids = torch.tensor([vocabulary.encode("In the beginning")])
+        ids = torch.from_numpy(vocabulary.encode("some text"))[None]
         logits = model(ids)
 
     Args:     weights: `last`, as training left them, or `best`, of the evaluation with the lowest validation loss.
