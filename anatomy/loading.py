@@ -8,6 +8,7 @@ the weights agrees with it.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import exists, isdir, isfile, lexists  # these never raise: what one may not look at is not there
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -132,8 +133,7 @@ def _record(folder: Path) -> dict[str, Any]:
     try:
         record = read_record(folder)
     except ValueError as error:
-        is_damaged = not os.path.isfile(folder)  # which never raises, as Path.is_file would where one may not look
-        raise UserError(one_line(str(error), MAX_PATH_CHARS) if is_damaged else no_run(folder)) from None
+        raise UserError(no_run(folder) if isfile(folder) else one_line(str(error), MAX_PATH_CHARS)) from None
     if record is None:
         raise UserError(no_run(folder))
     return record
@@ -169,10 +169,10 @@ def _weights_file(folder: Path, record: Mapping[str, Any], weights: Weights) -> 
     if weights not in get_args(Weights):
         raise UserError(f"weights={weights!r}: can be {' or '.join(get_args(Weights))}")
     file = folder / WEIGHT_FILES[weights]
-    if os.path.lexists(file):
+    if lexists(file):
         return file
     other: Weights = "last" if weights == "best" else "best"
-    is_other = (folder / WEIGHT_FILES[other]).exists()
+    is_other = exists(folder / WEIGHT_FILES[other])
     hint = (
         f'; its {other} weights are there: type --weights {other}, or weights="{other}" in Python' if is_other else ""
     )
@@ -207,25 +207,25 @@ def _fault(path: Path, what: str) -> UserError:
 def no_run(folder: Path) -> str:
     """One line for a path that leads to no run: what is there, and what to type instead."""
     where = repr(str(folder))
-    if folder.is_file():
-        run = folder.parent if (folder.parent / "result.json").exists() else "outputs/runs/NAME"
+    if isfile(folder):
+        run = folder.parent if exists(folder.parent / "result.json") else "outputs/runs/NAME"
         return f"{where}: is a file; type the folder of a run, such as {str(run)!r}"
-    if not folder.is_dir():
+    if not isdir(folder):
         return f"{where}: there is no such folder; type the folder of a run, such as outputs/runs/NAME"
-    if (folder / "study.json").exists():
+    if exists(folder / "study.json"):
         runs = Layout(folder.parent.parent).runs
         return f"{where}: is a study, not a run; type one of its runs, {_example(runs, _runs_of_study(folder))}"
     runs = Layout(folder).runs
-    if runs.is_dir():
+    if isdir(runs):
         return f"{where}: holds the runs of many studies; type one of them, {_example(runs, _folders(runs))}"
-    if any((folder / name / "result.json").exists() for name in _folders(folder)):
+    if any(exists(folder / name / "result.json") for name in _folders(folder)):
         return f"{where}: is the folder of all runs; type one of them, {_example(folder, _folders(folder))}"
     return f"{where}: holds no run (no result.json); type the folder of a run, such as outputs/runs/NAME"
 
 
 def _example(runs: Path, names: Iterator[str]) -> str:
     """The first of the runs that can be opened, as one would type it."""
-    there = (runs / name for name in names if (runs / name / WEIGHT_FILES["last"]).exists())
+    there = (runs / name for name in names if exists(runs / name / WEIGHT_FILES["last"]))
     return f"such as {str(next(there, runs / 'NAME'))!r}"
 
 

@@ -46,7 +46,8 @@ def _opened(file: Path) -> Iterator[Any]:
     where = repr(str(file))
     try:
         if not file.is_file():  # a pipe would be waited for
-            raise UserError(f"{where}: {'no file' if file.exists() else 'there is no such file'}")
+            raise UserError(f"{where}: {'is no plain file' if file.exists() else 'there is no such file'}")
+        file.open("rb").close()  # safetensors would say of a file that may not be read that it is not there
         with safetensors.safe_open(file, framework="pt") as opened:
             yield opened
     except OSError as error:

@@ -344,18 +344,26 @@ def test_weights_that_are_no_plain_file_are_refused(folder: Path) -> None:
     assert fault(folder).startswith(f"'{file}': ")
     file.unlink()
     file.mkdir()
-    assert fault(folder) == f"'{file}': no file"
+    assert fault(folder) == f"'{file}': is no plain file"
     file.rmdir()
     os.mkfifo(file)  # nobody writes, so who opens it waits for ever
-    assert fault(folder) == f"'{file}': no file"
+    assert fault(folder) == f"'{file}': is no plain file"
 
 
-def test_weights_that_may_not_be_read_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied")
+def test_files_that_may_not_be_read_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(name: str) -> None:
+        def guarded(path: Path, *mode: Any, **named: Any) -> Any:
+            if path.name == name:
+                raise PermissionError(13, "Permission denied", str(path))
+            return as_ever(path, *mode, **named)
 
-    monkeypatch.setattr(weights.safetensors, "safe_open", forbidden)
-    assert fault(folder) == f"'{folder / 'model.safetensors'}': cannot be read (Permission denied)"
+        monkeypatch.setattr(Path, "open", guarded)
+
+    as_ever = Path.open  # root may read all, so permissions alone would not do
+    forbid("model.safetensors")
+    assert fault(folder) == f"'{folder}/model.safetensors': cannot be read (Permission denied)"
+    forbid("result.json")
+    assert fault(folder) == f"{folder}/result.json: [Errno 13] Permission denied: '{folder}/result.json'"
 
 
 # ------------------------------------------------------------------------------------------------ damaged records
