@@ -80,7 +80,7 @@ def probabilities(logits_BV: NDArray[np.float64], knobs: Knobs) -> NDArray[np.fl
     with np.errstate(over="ignore"):  # far below the likeliest, at a tiny temperature: -inf, whose weight is 0
         weights_BV = np.exp((logits_BV - logits_BV.max(-1, keepdims=True)) / knobs.temperature)
     if knobs.top_k is not None or knobs.top_p is not None:
-        order_BV = np.argsort(-weights_BV, axis=-1, kind="stable")
+        order_BV = np.argsort(-logits_BV, axis=-1, kind="stable")  # not of the weights: heat may make those equal
         ranked_BV = np.take_along_axis(weights_BV, order_BV, axis=-1)
         if knobs.top_k is not None:
             ranked_BV[:, knobs.top_k :] = 0.0
