@@ -122,7 +122,8 @@ def evaluate(
     notes = list(unreadable.values())
     losses: dict[int, float | None] = dict.fromkeys(lengths)
     for length in (length for length in lengths if length not in unreadable):
-        with _telling(f"length {length}, stride {stride or length}: scoring {num_targets:,} characters"):
+        num_read = int(windows[length].lengths.sum())
+        with _telling(f"length {length}, stride {stride or length}: {num_targets:,} targets, {num_read:,} to read"):
             scored = target_losses(
                 run.model, corpus, windows[length], dtype=run.config.train.dtype, num_at_once=batch_size
             )
@@ -134,7 +135,9 @@ def evaluate(
         notes.append(reason)
     if losses[first] is None:
         notes.append(f"loss_nats and its units would be those of length {first}, the first asked for: there are none")
-    if text is None and corpus.test_is_val:
+    if text is not None:
+        notes += corpus.notes
+    elif corpus.test_is_val:
         notes.append("the text has no test part: validation serves as test")
     chars_per_byte = num_targets / _num_bytes_of_targets(corpus)
     loss = losses[first]
@@ -150,7 +153,9 @@ def evaluate(
         "num_targets": num_targets,
         "by_length": {str(length): nats for length, nats in losses.items()},
         "stride_by_length": {str(length): stride or length for length in lengths},
-        "mean_context_by_length": {str(length): plan.mean_context for length, plan in windows.items()},
+        "mean_context_by_length": {
+            str(length): None if length in unreadable else plan.mean_context for length, plan in windows.items()
+        },
         "rungs": rungs,
         "rung": None if loss is None or rungs["1"] is None else rung_of(loss, rungs, len(run.vocabulary)),
         "chars_per_byte": chars_per_byte,
@@ -298,15 +303,16 @@ def show(result: dict[str, Any]) -> None:
     )
     table = Table(box=None, pad_edge=False)
     for head in ("length", "stride", "mean context", *UNITS):
-        table.add_column(head, justify="right")
+        table.add_column(head, justify="right", overflow="fold")
     for length, nats in result["by_length"].items():
         stride, context = result["stride_by_length"][length], result["mean_context_by_length"][length]
-        table.add_row(f"{int(length):,}", f"{stride:,}", f"{context:,.1f}", *_cells(nats, result["chars_per_byte"]))
+        row = f"{int(length):,}", f"{stride:,}", "-" if context is None else f"{context:,.1f}"
+        table.add_row(*row, *_cells(nats, result["chars_per_byte"]))
     out.print(table)
     beside = Table(box=None, pad_edge=False)
-    beside.add_column("beside it")
+    beside.add_column("beside it", overflow="fold")
     for head in UNITS:
-        beside.add_column(head, justify="right")
+        beside.add_column(head, justify="right", overflow="fold")
     for name, nats in result["rungs"].items():
         what = f"{name}-gram table" if name.isdigit() else "xz, of this text alone"
         beside.add_row(what, *_cells(nats, result["chars_per_byte"]))

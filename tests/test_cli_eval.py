@@ -1,0 +1,363 @@
+"""anatomy-eval as a user types it, on tiny runs over made-up texts."""
+
+import io
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from anatomy import runner
+from anatomy.cli import eval as cli
+from anatomy.compose import read_command
+from anatomy.config import parse_config
+from anatomy.corpus import load_corpus
+from anatomy.evaluation import NUM_FINAL_WINDOWS, mean_nats
+from anatomy.loading import load
+from anatomy.runs import read_record
+from anatomy.scoring import Windows, target_losses
+
+CTX_LEN = 16
+SMALL = ("model.d_model=24", "model.n_layer=1", f"model.ctx_len={CTX_LEN}", "train.batch_size=8", "train.eval_every=20")
+KEYS = {"loss_nats", "bits_per_char", "perplexity", "num_targets", "by_length", "rungs"}
+
+
+def trained(outputs: Path, text: Path, *words: str) -> Path:
+    given = [*SMALL, "corpus=files", f"corpus.path='{text}'", f"output_dir='{outputs}'", *words]
+    (request,) = read_command(given, multirun=False).requests
+    config, faults = parse_config(request.resolved)
+    assert config is not None, faults
+    job = runner.prepare(config, request.resolved)
+    assert runner.run(job, words)["status"] == "done"
+    return job.folder
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
+    """A run with learned positions, trained at a rate that over-shoots: its best weights are not its last."""
+    words = ("train.steps=40", "train.lr=0.2", "train.schedule=constant", "train.warmup_steps=0", "train.eval_every=5")
+    return trained(tmp_path_factory.mktemp("learned"), text_file, *words, "train.dropout=0.3", "base=gpt2")
+
+
+@pytest.fixture(scope="module")
+def alternating(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("abab")
+    (folder / "abab.txt").write_text("ab" * 1500)
+    return trained(folder, folder / "abab.txt", "base=llama", "train.steps=60", "train.lr=0.02")
+
+
+@pytest.fixture(scope="module")
+def untrained_chinese(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """No step trained, 37 characters of three bytes each."""
+    folder = tmp_path_factory.mktemp("chinese")
+    picked = np.random.default_rng(2).integers(0x4E00, 0x4E00 + 37, size=3000)
+    (folder / "made-up.txt").write_text("".join(map(chr, picked)), encoding="utf-8")
+    return trained(folder, folder / "made-up.txt", "base=llama", "train.steps=0")
+
+
+class Shell:
+    """The command line inside this process: importing torch anew for each line would take seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *words: object, code: int = 0) -> tuple[str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["anatomy-eval", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        out, err = self.capsys.readouterr()
+        assert left.value.code == code, out + err
+        return out, err
+
+    def json(self, *words: object) -> dict[str, Any]:
+        out, err = self(*words, "--json")
+        assert err == ""
+        return strict(out)
+
+    def refused(self, *words: object) -> str:
+        out, err = self(*words, code=2)
+        assert out == "" and err.count("\n") == 1, err
+        return err
+
+
+def strict(text: str) -> dict[str, Any]:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capsys)
+
+
+def assert_units_agree(found: dict[str, Any]) -> None:
+    assert found["bits_per_char"] == pytest.approx(found["loss_nats"] / math.log(2))
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss_nats"]))
+    assert found["bits_per_byte"] == pytest.approx(found["bits_per_char"] * found["chars_per_byte"])
+
+
+# ------------------------------------------------------------------------------------------------ what is found
+
+
+def test_by_subprocess_the_answer_is_strict_json_and_nothing_is_written(learned: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in learned.parent.parent.rglob("*")}
+    command = [sys.executable, "-m", "anatomy.cli.eval", str(learned), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found, record = strict(done.stdout), read_record(learned)
+    assert record is not None and found.keys() >= KEYS
+    assert [found[key] for key in ("length", "stride", "weights", "run")] == [CTX_LEN, CTX_LEN, "last", learned.name]
+    assert found["text"] == {"name": "files", "part": "test", "sha256": record["data"]["sha256"]}
+    assert found["num_chars"] == record["data"]["num_test_chars"] == found["num_targets"] + 1
+    assert found["by_length"] == {str(CTX_LEN): found["loss_nats"]} and found["notes"] == []
+    assert list(found["rungs"]) == ["1", "2", "3", "4", "5", "6", "xz"]
+    assert found["recorded"] == {key: record[key] for key in ("test_loss_nats", "num_test_targets")}
+    assert found["loss_nats"] == pytest.approx(record["test_loss_nats"], abs=0.02)
+    assert_units_agree(found)
+    assert {path: path.stat().st_mtime_ns for path in learned.parent.parent.rglob("*")} == before
+
+
+@pytest.mark.parametrize("weights", ["last", "best"])
+def test_the_windows_of_the_record_give_the_losses_of_the_record(learned: Path, weights: Any) -> None:
+    loaded, record = load(learned, weights=weights), read_record(learned)
+    assert record is not None and record["test_loss_nats"] != record["test_loss_nats_at_best"]
+    corpus = cli.text_of_run(loaded)
+    starts = corpus.windows("test", CTX_LEN, NUM_FINAL_WINDOWS)
+    all_of_it = np.full(len(starts), CTX_LEN)
+    losses = target_losses(loaded.model, corpus, Windows(starts, all_of_it, all_of_it), dtype="fp32")
+    assert mean_nats(losses) == record[cli.RECORDED[weights]] and losses.size == record["num_test_targets"]
+
+
+def test_the_best_weights_are_held_against_their_own_record(learned: Path, shell: Shell) -> None:
+    record, last, best = read_record(learned), shell.json(learned), shell.json(learned, "--weights", "best")
+    assert record is not None and best["recorded"]["test_loss_nats"] == record["test_loss_nats_at_best"]
+    assert best["loss_nats"] == pytest.approx(record["test_loss_nats_at_best"], abs=0.02)
+    assert best["loss_nats"] != last["loss_nats"] and best["rungs"] == last["rungs"]
+
+
+def test_a_text_that_alternates_costs_a_trained_model_nothing(alternating: Path, shell: Shell) -> None:
+    found = shell.json(alternating)
+    assert found["loss_nats"] < 0.02 and found["num_targets"] == 299
+    assert found["rungs"]["1"] == pytest.approx(math.log(2), abs=1e-3) and found["rungs"]["2"] < 0.02
+
+
+def test_an_untrained_model_guesses_among_the_characters(untrained_chinese: Path, shell: Shell) -> None:
+    found = shell.json(untrained_chinese)
+    assert found["loss_nats"] == pytest.approx(math.log(37), abs=0.05)
+    assert found["num_targets"] == 299
+
+
+def test_bits_per_byte_are_a_third_where_characters_have_three_bytes(untrained_chinese: Path, shell: Shell) -> None:
+    found = shell.json(untrained_chinese)
+    assert_units_agree(found)
+    assert found["bits_per_byte"] == pytest.approx(found["bits_per_char"] / 3)
+
+
+def test_units_of_a_known_loss() -> None:
+    assert cli.in_units(2.0, 1 / 3) == pytest.approx(
+        {"loss_nats": 2.0, "bits_per_char": 2.8854, "bits_per_byte": 0.9618, "perplexity": 7.3891}, abs=1e-4
+    )
+    assert cli.in_units(1000.0, 1.0)["perplexity"] is None
+
+
+@pytest.mark.parametrize("stride", [CTX_LEN, 5, 1])
+def test_every_stride_counts_every_target(learned: Path, shell: Shell, stride: int) -> None:
+    found, plain = shell.json(learned, "--stride", stride), shell.json(learned)
+    assert found["num_targets"] == plain["num_targets"] and found["stride"] == stride
+    assert found["rungs"] == plain["rungs"]  # always without overlap
+    assert found["mean_context_by_length"]["16"] >= plain["mean_context_by_length"]["16"]
+    assert (found["loss_nats"] == plain["loss_nats"]) == (stride == CTX_LEN)
+
+
+def test_the_batch_size_changes_no_loss(learned: Path, shell: Shell) -> None:
+    losses = [shell.json(learned, "--batch-size", size)["loss_nats"] for size in (1, 3, 64, 10**9)]
+    assert losses == pytest.approx([losses[0]] * 4, abs=1e-6)
+
+
+def test_a_run_trained_with_dropout_is_evaluated_without(learned: Path, shell: Shell) -> None:
+    assert load(learned).config.train.dropout == 0.3
+    assert shell.json(learned) == shell.json(learned)
+
+
+def test_a_length_past_the_learned_positions_is_null_and_says_why(learned: Path, shell: Shell) -> None:
+    found = shell.json(learned, "--length", 8, "--length", 16, "--length", 32, "--length", 16)
+    assert list(found["by_length"]) == ["8", "16", "32"] and found["by_length"]["32"] is None
+    assert found["loss_nats"] == found["by_length"]["8"] != found["by_length"]["16"]
+    assert found["notes"] == ["length 32: the model's table of learned positions ends at 16"]
+    out, _ = shell(learned, "--length", 16, "--length", 32)
+    assert ["32", "32", "-", "-", "-", "-", "-"] in [line.split() for line in out.splitlines()]
+    assert "note: length 32: the model's table" in out
+
+
+def test_where_the_first_length_cannot_be_read_what_is_its_is_null(learned: Path, shell: Shell) -> None:
+    found = shell.json(learned, "--length", 32, "--length", 16)
+    assert [found[key] for key in ("loss_nats", "bits_per_char", "perplexity", "rung")] == [None] * 4
+    assert found["by_length"]["16"] > 0 and found["num_targets"] > 0
+    assert any("first asked for" in note for note in found["notes"])
+    shell(learned, "--length", 32, "--length", 16)
+
+
+def test_positions_without_end_read_longer_windows_than_in_training(alternating: Path, shell: Shell) -> None:
+    found = shell.json(alternating, "--length", 16, "--length", 40, "--length", 10**9)
+    assert all(loss is not None for loss in found["by_length"].values())
+    assert found["mean_context_by_length"]["1000000000"] == 150
+
+
+# ------------------------------------------------------------------------------------------------ other texts
+
+
+def test_the_test_part_as_a_file_gives_the_same_numbers(
+    learned: Path, text_file: Path, tmp_path: Path, shell: Shell
+) -> None:
+    (tmp_path / "same.txt").write_text(load_corpus("files", path=str(text_file)).text("test"), encoding="utf-8")
+    own, same = shell.json(learned), shell.json(learned, "--text", tmp_path / "same.txt")
+    for key in ("loss_nats", "perplexity", "bits_per_byte", "num_targets", "by_length", "rungs", "rung"):
+        assert own[key] == same[key], key
+    assert same["recorded"] is None and same["text"]["part"] == "whole"
+
+
+def test_a_text_is_read_as_in_training(learned: Path, tmp_path: Path, shell: Shell) -> None:
+    (tmp_path / "clean.txt").write_bytes(b"the query\nof a key\n")
+    (tmp_path / "dos.txt").write_bytes(b"\xef\xbb\xbfthe query\r\nof a key\r\n")
+    clean, dos = (shell.json(learned, "--text", tmp_path / name) for name in ("clean.txt", "dos.txt"))
+    assert clean["loss_nats"] == dos["loss_nats"] and clean["text"]["sha256"] == dos["text"]["sha256"]
+    assert clean["num_targets"] == 18 and clean["notes"] == []
+    assert [note.split(":")[0] for note in dos["notes"]] == [
+        "leading byte-order marks removed",
+        "line ends \\r\\n turned into \\n",
+    ]
+
+
+@pytest.mark.parametrize("fate", ["gone", "changed"])
+def test_without_the_runs_text_another_can_be_read_and_has_no_tables(tmp_path: Path, fate: str, shell: Shell) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefg" * 300)
+    (tmp_path / "other.txt").write_text("abcdefgabc")
+    folder = trained(tmp_path, text, "train.steps=0")
+    if fate == "gone":
+        text.unlink()
+    else:
+        text.write_text("abcdefg" * 299 + "gfedcba")
+    runner._load.cache_clear()  # a text is read once a process, and a user's command is a process of its own
+    said = shell.refused(folder)
+    assert str(text) in said and "--text PATH" in said
+    found = shell.json(folder, "--text", tmp_path / "other.txt")
+    assert found["num_targets"] == 9 and found["loss_nats"] > 0
+    assert {value for key, value in found["rungs"].items() if key != "xz"} == {None} and found["rungs"]["xz"] > 0
+    (note,) = found["notes"]
+    assert note.startswith("no n-gram tables") and str(text) in note
+
+
+def test_the_vocabulary_of_another_text_is_refused(tmp_path: Path, shell: Shell) -> None:
+    (tmp_path / "text.txt").write_text("abcdefg" * 300)
+    folder = trained(tmp_path, tmp_path / "text.txt", "train.steps=0")
+    (folder / "vocab.json").write_text('{"schema": 1, "chars": "bcdefgh"}')
+    assert "vocab.json" in shell.refused(folder)
+
+
+# ------------------------------------------------------------------------------------------------ careless input
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--length", "0"), "'--length': 0"),
+        (("--length", "-1"), "'--length': -1"),
+        (("--length", "32"), "ends at 16; type: --length 16"),
+        (("--length", "16", "--length", "8", "--stride", "9"), "--stride 9"),
+        (("--stride", "0"), "'--stride': 0"),
+        (("--batch-size", "0"), "'--batch-size': 0"),
+        (("--threads", "1000000000"), "'--threads'"),
+        (("--weights", "first"), "'last', 'best'"),
+        (("--text", ""), "--text needs"),
+        (("--text", "missing.txt"), "--text='missing.txt': no such file"),
+        (("--text", "."), "--text '.': is a folder"),
+        (("--text", "empty.txt"), "it is empty"),
+        (("--text", "one.txt"), "--text 'one.txt': a lone character"),
+        (("--text", "binary.txt"), "byte 0xff"),
+        (("--text", "unknown.txt"), "'\\xe9' (U+00E9) at index 1, '猫' (U+732B) at index 2"),
+        (("--text", "long.txt", "--length", "1000000000"), "it can be 16,384 at most"),
+        (("another",), "unexpected extra argument"),
+    ],
+)
+def test_a_mistake_is_said_in_one_line(
+    learned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell, words: tuple[str, ...], said: str
+) -> None:
+    contents = {"empty": b"", "one": b"a", "binary": b"a\xff\0", "unknown": "aé猫".encode(), "long": b"a" * 16_386}
+    for name, content in contents.items():
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    assert said.replace("\\xe9", "é") in shell.refused(learned, *words)
+
+
+@pytest.mark.parametrize(("words", "said"), [((), "Missing argument 'RUN'"), (("nowhere",), "'nowhere'")])
+def test_a_run_that_is_not_there_is_said_in_one_line(shell: Shell, words: tuple[str, ...], said: str) -> None:
+    assert said in shell.refused(*words)
+
+
+def test_damaged_numbers_of_a_record_are_left_out(alternating: Path, tmp_path: Path, shell: Shell) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in alternating.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    record = json.loads((copy / "result.json").read_text())
+    record |= {"test_loss_nats": "low", "num_test_targets": None}
+    (copy / "result.json").write_text(json.dumps(record))
+    assert shell.json(copy)["recorded"] == {"test_loss_nats": None, "num_test_targets": None}
+    assert "the record says" not in shell(copy)[0]
+
+
+# ------------------------------------------------------------------------------------------------ what is shown
+
+
+def test_the_tables_hold_every_number_and_nothing_is_cut_when_piped(learned: Path, shell: Shell) -> None:
+    found, (out, _) = shell.json(learned, "--length", 16, "--length", 8), shell(learned, "--length", 16, "--length", 8)
+    lines = [line.split() for line in out.splitlines()]
+    for length, nats in found["by_length"].items():
+        context = f"{found['mean_context_by_length'][length]:.1f}"
+        bits = nats / math.log(2)
+        units = [f"{nats:.4f}", f"{bits:.4f}", f"{bits:.4f}", f"{math.exp(nats):.3f}"]
+        assert [length, length, context, *units] in lines
+    for n in range(1, 7):
+        assert [f"{n}-gram", "table", f"{found['rungs'][str(n)]:.4f}"] in [line[:3] for line in lines]
+    assert f"the record says {found['recorded']['test_loss_nats']:.4f} nats" in out and "…" not in out
+    assert f"at length 16 the model stands {cli.place(found['rung'])}" in out
+
+
+@pytest.mark.parametrize("columns", [30, 50, 80])
+def test_a_narrow_terminal_wraps_and_loses_nothing(
+    learned: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    found, out = shell.json(learned), io.StringIO()
+    monkeypatch.setattr(cli, "console", lambda: Console(file=out, width=columns, color_system=None, markup=False))
+    cli.show(found)
+    assert all(len(line) <= columns for line in out.getvalue().splitlines()) and "…" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("rung", "said"),
+    [
+        (0.0, "no better than a guess"),
+        (0.4, "between a guess among the characters and the 1-gram table"),
+        (1.0, "between the 1- and the 2-gram table"),
+        (3.42, "between the 3- and the 4-gram table"),
+        (6.0, "below the 6-gram table"),
+    ],
+)
+def test_the_models_place_among_the_tables_in_words(rung: float, said: str) -> None:
+    assert said in cli.place(rung)
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    for word in ("--help", "--version"):
+        code = f"import sys; sys.argv = ['anatomy-eval', '{word}']\nfrom anatomy.cli.eval import main\n"
+        code += "try: main()\nfinally: print(sorted({'torch', 'numpy', 'rich.table'} & set(sys.modules)))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and done.stdout.endswith("[]\n"), done.stdout + done.stderr
