@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from anatomy.model import Transformer
+from anatomy.decoding import Decoder, is_bindable
+from anatomy.model import Cache, Transformer
 from anatomy.sampling import Knobs, Stream, next_ids
 
 
@@ -46,25 +47,69 @@ class Generation:
         self.texts = [list(prompt) for prompt in prompts]
         self.begins = [max(0, len(text) - window) for text in self.texts]  # where what the model sees begins
         self.streams = [Stream(seed, first_index + index) for index in range(len(self.texts))]
-        self.cache_bytes = 0
+        self._cache: Cache | None = None
+        self._decoder: Decoder | None = None
 
     @property
     def is_cut(self) -> bool:
         """Whether the model no longer sees the beginning of some text."""
         return any(self.begins)
 
+    @property
+    def cache_bytes(self) -> int:
+        """What the tensors of the cache take, of all texts together."""
+        return 0 if self._cache is None else self._cache.nbytes
+
     def __iter__(self) -> Iterator[list[int]]:
-        for _ in range(self.num_tokens):
-            for index, text in enumerate(self.texts):
-                if len(text) - self.begins[index] > self.window:
-                    self.begins[index] = len(text) - max(1, self.window // 2)
+        for num_drawn in range(self.num_tokens):
+            has_slid = self._slide()
             with torch.inference_mode():  # entered for each token anew: it must not reach into the caller's own code
-                ids = next_ids(self._logits(), self.knobs, self.streams)
+                if not self.use_cache:
+                    logits_BV = self._read_each_alone()
+                elif has_slid or self._cache is None:
+                    logits_BV = self._read_anew(self.num_tokens - num_drawn)
+                else:
+                    logits_BV = self._read_last()
+                ids = next_ids(logits_BV, self.knobs, self.streams)
             for text, new in zip(self.texts, ids, strict=True):
                 text.append(new)
             yield ids
 
-    def _logits(self) -> Tensor:
-        seen = [text[begin:] for text, begin in zip(self.texts, self.begins, strict=True)]
+    def _slide(self) -> bool:
+        """Drop the older half of what is seen of each text that has outgrown the window; whether there was one."""
+        outgrown = [i for i, text in enumerate(self.texts) if len(text) - self.begins[i] > self.window]
+        for i in outgrown:
+            self.begins[i] = len(self.texts[i]) - max(1, self.window // 2)
+        return bool(outgrown)
+
+    def _seen(self) -> list[list[int]]:
+        return [text[begin:] for text, begin in zip(self.texts, self.begins, strict=True)]
+
+    def _read_each_alone(self) -> Tensor:
         device = self.model.embed.weight.device
-        return torch.cat([self.model(torch.tensor([ids], device=device))[:, -1] for ids in seen])
+        return torch.cat([self.model(torch.tensor([ids], device=device))[:, -1] for ids in self._seen()])
+
+    def _read_anew(self, num_left: int) -> Tensor:
+        """Fill the cache with what the model sees of all texts. They end together; shorter ones are padded in front."""
+        seen, device = self._seen(), self.model.embed.weight.device
+        longest = max(map(len, seen))
+        missing = [longest - len(ids) for ids in seen]
+        if any(missing) or self._cache is None or self._cache.padding is not None:
+            self._cache = self.model.new_cache(
+                min(self.window, longest + num_left - 1), torch.tensor(missing, device=device) if any(missing) else None
+            )
+            self._decoder = None
+        else:
+            self._cache.crop(0)
+        padded = [[0] * num + ids for num, ids in zip(missing, seen, strict=True)]
+        return self.model.next_logits(torch.tensor(padded, device=device), self._cache)
+
+    def _read_last(self) -> Tensor:
+        """Add the last token of each text to the cache."""
+        assert self._cache is not None
+        ids_B = torch.tensor([text[-1] for text in self.texts], device=self.model.embed.weight.device)
+        if self._decoder is None and is_bindable(self.model):
+            self._decoder = Decoder(self.model, self._cache)
+        if self._decoder is None:
+            return self.model.next_logits(ids_B.unsqueeze(1), self._cache)
+        return self._decoder.next_logits(ids_B)

@@ -33,6 +33,11 @@ class Cache:
         self._least_padding = 0 if padding is None else int(padding.min())
 
     @property
+    def batch_size(self) -> int:
+        """How many texts it holds; known when the first tokens have been read."""
+        return len(self.layers[0].keys)
+
+    @property
     def num_cached(self) -> int:
         """How many slots are filled, padding included."""
         return self.layers[0].num_cached
@@ -102,18 +107,18 @@ class Transformer(nn.Module):
         """
         return Cache(len(self.blocks), num_slots, padding)
 
-    def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
-        """What the output layer reads: (B, T) -> (B, T, D). Raises ValueError past the last position."""
-        num_tokens = ids.shape[1]
-        num_in_all = num_tokens if cache is None else cache.num_tokens_with(num_tokens)
+    def positions(self, num_new: int, device: torch.device, cache: Cache | None = None) -> Tensor:
+        """Where the next T tokens stand, (T,) or (B, T). Raises ValueError past the last position."""
+        num_in_all = num_new if cache is None else cache.num_tokens_with(num_new)
         if self.max_len is not None and num_in_all > self.max_len:
             raise ValueError(
                 f"position {num_in_all} does not exist: the table of learned positions ends at {self.max_len}"
             )
-        if cache is None:
-            positions = torch.arange(num_tokens, device=ids.device)
-        else:
-            positions = cache.positions(num_tokens, ids.device)
+        return torch.arange(num_new, device=device) if cache is None else cache.positions(num_new, device)
+
+    def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """What the output layer reads: (B, T) -> (B, T, D). Raises ValueError past the last position."""
+        positions = self.positions(ids.shape[1], ids.device, cache)
         x = self.dropout(self.pos(self.embed(ids), positions))
         rotation = self.pos.rotation(positions)
         for layer, block in enumerate(self.blocks):

@@ -7,11 +7,17 @@ Tensor legend: B batch, T tokens, S tokens so far, D model width, H query heads,
 key-value head, K head width.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anatomy.parts.pos import Rotation
+from anatomy.parts.binding import bind_linear, bind_linear_into
+from anatomy.parts.pos import Rotation, Turns
+
+AttentionStep = Callable[[Turns | None], None]
+"""A step that is told how the position of each text's next token turns its query and key."""
 
 
 class KVCache:
@@ -20,25 +26,27 @@ class KVCache:
     Room for `num_slots` tokens is taken when the first ones come, in their dtype and on their device. Where it does not
     suffice, it grows to twice its size or to what is needed, whichever is more.
 
-    padding  (B,): how many of the first slots of each text hold nothing, where texts of different lengths end together
+    keys, values  (B, G, num_slots, K), of which the first `num_cached` slots are filled
+    padding       (B,): how many of the first slots of each text hold nothing, where texts of different lengths end
+                  together
     """
 
     def __init__(self, num_slots: int, padding: Tensor | None = None) -> None:
         self.num_slots, self.padding, self.num_cached = num_slots, padding, 0
-        self._keys, self._values = torch.empty(0), torch.empty(0)
+        self.keys, self.values = torch.empty(0), torch.empty(0)
 
     @property
     def nbytes(self) -> int:
         """What the tensors take, filled or not."""
-        return self._keys.nbytes + self._values.nbytes
+        return self.keys.nbytes + self.values.nbytes
 
     def extend(self, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
         """Add the next T tokens. Returns the keys and values of all S tokens so far: views, not copies."""
         start, stop = self.num_cached, self.num_cached + k_BGTK.shape[2]
-        if not start or stop > self.num_slots:
+        if self.keys.numel() == 0 or stop > self.num_slots:
             self._take_room(k_BGTK, stop)
         self.num_cached = stop
-        keys, values = self._keys.narrow(2, 0, stop), self._values.narrow(2, 0, stop)
+        keys, values = self.keys.narrow(2, 0, stop), self.values.narrow(2, 0, stop)
         keys.narrow(2, start, stop - start).copy_(k_BGTK)
         values.narrow(2, start, stop - start).copy_(v_BGTK)
         return keys, values
@@ -54,9 +62,9 @@ class KVCache:
             self.num_slots = max(2 * self.num_slots, num_tokens)
         batch_size, n_kv_head, _, head_width = like.shape
         shape = (batch_size, n_kv_head, self.num_slots, head_width)
-        old = self._keys, self._values
-        self._keys, self._values = (torch.empty(shape, dtype=like.dtype, device=like.device) for _ in old)
-        for new, kept in zip((self._keys, self._values), old, strict=True):
+        old = self.keys, self.values
+        self.keys, self.values = (torch.empty(shape, dtype=like.dtype, device=like.device) for _ in old)
+        for new, kept in zip((self.keys, self.values), old, strict=True):
             if self.num_cached:
                 new[:, :, : self.num_cached] = kept[:, :, : self.num_cached]
 
@@ -100,6 +108,42 @@ class _GroupedAttention(nn.Module):
             q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=self.n_kv_head != self.n_head
         )
         return self.o_proj(mixed_BHTK.transpose(1, 2).flatten(-2))
+
+    def bind(self, x_BD: Tensor, into_BD: Tensor, cache: KVCache) -> AttentionStep:
+        """Attention of the next token of each text, read from x and added to `into`; see anatomy.parts.binding.
+
+        The cache must have been read into, and must have room for every step.
+        """
+        batch_size, n_head, n_kv_head, head_width = len(x_BD), self.n_head, self.n_kv_head, self.head_width
+        qkv, qkv_B = bind_linear(x_BD, self.q_proj, self.k_proj, self.v_proj)
+        q_BHK, k_BGK, v_BGK = qkv_B.view(batch_size, -1, head_width).split((n_head, n_kv_head, n_kv_head), dim=1)
+        turned_BHK = x_BD.new_empty(q_BHK.shape)
+        turned_BGRK = turned_BHK.view(batch_size, n_kv_head, -1, head_width)
+        mixed_BHK = x_BD.new_empty(q_BHK.shape)
+        mixed_BGRK = mixed_BHK.view(turned_BGRK.shape)
+        o_proj = bind_linear_into(mixed_BHK.flatten(1), self.o_proj, into_BD)
+        is_visible = None
+        if cache.padding is not None:
+            slots = torch.arange(cache.num_slots, device=x_BD.device)
+            is_visible = (slots >= cache.padding[:, None])[:, None, None]
+
+        def step(turns: Turns | None) -> None:
+            slot, num_keys = cache.num_cached, cache.num_cached + 1
+            qkv()
+            if turns is None:
+                turned_BHK.copy_(q_BHK)
+                cache.keys.select(2, slot).copy_(k_BGK)
+            else:
+                torch.bmm(q_BHK, turns.of_queries, out=turned_BHK)
+                cache.keys.select(2, slot).copy_(torch.bmm(k_BGK, turns.of_keys))
+            cache.values.select(2, slot).copy_(v_BGK)
+            cache.num_cached = num_keys
+            keys_BGSK, values_BGSK = cache.keys.narrow(2, 0, num_keys), cache.values.narrow(2, 0, num_keys)
+            mask = None if is_visible is None else is_visible.narrow(3, 0, num_keys)
+            mixed_BGRK.copy_(F.scaled_dot_product_attention(turned_BGRK, keys_BGSK, values_BGSK, attn_mask=mask))
+            o_proj()
+
+        return step
 
 
 def _attend(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, padding: Tensor | None) -> Tensor:

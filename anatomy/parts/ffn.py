@@ -5,9 +5,11 @@ Tensor legend: D model width, F hidden width.
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anatomy.parts.binding import Step, bind_linear, bind_linear_into
 from anatomy.ranges import Count
 
 
@@ -33,6 +35,17 @@ class _Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.activation(self.up_proj(x)))
+
+    def bind(self, x_BD: Tensor, into_BD: Tensor) -> Step:
+        up, up_BF = bind_linear(x_BD, self.up_proj)
+        down = bind_linear_into(up_BF, self.down_proj, into_BD)
+
+        def step() -> None:
+            up()
+            up_BF.copy_(self.activation(up_BF))
+            down()
+
+        return step
 
 
 class ReLU(_Plain):
@@ -97,3 +110,16 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    def bind(self, x_BD: Tensor, into_BD: Tensor) -> Step:
+        gate_and_up, both = bind_linear(x_BD, self.gate_proj, self.up_proj)
+        gate_BF, up_BF = both.chunk(2, dim=-1)
+        product_BF = torch.empty_like(up_BF)
+        down = bind_linear_into(product_BF, self.down_proj, into_BD)
+
+        def step() -> None:
+            gate_and_up()
+            torch.mul(F.silu(gate_BF), up_BF, out=product_BF)
+            down()
+
+        return step

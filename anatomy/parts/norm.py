@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anatomy.parts.binding import Step
 from anatomy.ranges import NotNegative
 
 
@@ -75,6 +76,20 @@ class RMSNorm(_GainOnly):
             return _RMSNormOnCPU.apply(x, self.gain, self.eps)
         return F.rms_norm(x, self.gain.shape, self.gain, self.eps)
 
+    def bind(self, x_BD: Tensor) -> tuple[Step, Tensor]:
+        gain, y_BD = self.gain.detach(), torch.empty_like(x_BD)
+        eps, mean_square_B11 = x_BD.new_full((1, 1, 1), self.eps), x_BD.new_empty(len(x_BD), 1, 1)
+        row_B1D, column_BD1, inverse_rms_B1 = x_BD.unsqueeze(1), x_BD.unsqueeze(2), mean_square_B11.squeeze(2)
+        share = 1 / x_BD.shape[1]
+
+        def step() -> None:
+            torch.baddbmm(eps, row_B1D, column_BD1, alpha=share, out=mean_square_B11)
+            mean_square_B11.rsqrt_()
+            torch.mul(x_BD, inverse_rms_B1, out=y_BD)
+            y_BD.mul_(gain)
+
+        return step, y_BD
+
 
 class _RMSNormOnCPU(torch.autograd.Function):
     """RMSNorm and its gradient in few passes over memory, where F.rms_norm falls apart into a dozen.
@@ -114,3 +129,6 @@ class NoNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x
+
+    def bind(self, x_BD: Tensor) -> tuple[Step, Tensor]:
+        return (lambda: None), x_BD

@@ -4,14 +4,19 @@ Each class is one block: an attention and an FFN sub-layer around a residual str
 adds, as in the 2017 paper. `has_final_norm` says whether the model needs one more norm before its output layer.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 
-from anatomy.parts.attn import KVCache
-from anatomy.parts.pos import Rotation
+from anatomy.parts.attn import AttentionStep, KVCache
+from anatomy.parts.binding import bind_ffn, bind_norm
+from anatomy.parts.pos import Rotation, Turns
 
 
 class _Block(nn.Module):
     """What blocks have in common: two sub-layers, a norm for each, dropout. Subclasses wire them."""
+
+    attn: Any  # of any class that keeps the axis's interface
 
     def __init__(
         self, attn: nn.Module, ffn: nn.Module, attn_norm: nn.Module, ffn_norm: nn.Module, dropout: nn.Module
@@ -35,6 +40,22 @@ class PostNorm(_Block):
         x = self.attn_norm(x + self.dropout(self.attn(x, rotation, cache)))
         return self.ffn_norm(x + self.dropout(self.ffn(x)))
 
+    def bind(self, x_BD: Tensor, cache: KVCache) -> AttentionStep:
+        attn = self.attn.bind(x_BD, x_BD, cache)
+        attn_norm, attn_normed = bind_norm(self.attn_norm, x_BD)
+        ffn = bind_ffn(self.ffn, x_BD, x_BD)
+        ffn_norm, ffn_normed = bind_norm(self.ffn_norm, x_BD)
+
+        def step(turns: Turns | None) -> None:
+            attn(turns)
+            attn_norm()
+            x_BD.copy_(attn_normed)
+            ffn()
+            ffn_norm()
+            x_BD.copy_(ffn_normed)
+
+        return step
+
 
 class PreNorm(_Block):
     """Normalise what each sub-layer reads: x = x + sublayer(norm(x)). The stream itself is never normalised.
@@ -48,6 +69,20 @@ class PreNorm(_Block):
     def forward(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None = None) -> Tensor:
         x = x + self.dropout(self.attn(self.attn_norm(x), rotation, cache))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
+
+    def bind(self, x_BD: Tensor, cache: KVCache) -> AttentionStep:
+        attn_norm, attn_normed = bind_norm(self.attn_norm, x_BD)
+        attn = self.attn.bind(attn_normed, x_BD, cache)
+        ffn_norm, ffn_normed = bind_norm(self.ffn_norm, x_BD)
+        ffn = bind_ffn(self.ffn, ffn_normed, x_BD)
+
+        def step(turns: Turns | None) -> None:
+            attn_norm()
+            attn(turns)
+            ffn_norm()
+            ffn()
+
+        return step
 
 
 class BrokenPreNormNoFinalNorm(PreNorm):
