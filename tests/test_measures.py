@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import NUM_SYMBOLS, TINY, compose, tiny_ids, tiny_model
+from conftest import NUM_SYMBOLS, TINY, compose
 from scipy.stats import binom
 
 from anatomy import measures
@@ -20,7 +20,7 @@ from anatomy.about import offered
 from anatomy.arm_steps import arm_steps, base_of, distinct_arms
 from anatomy.build import build_model
 from anatomy.config import Config
-from anatomy.decode_steps import LARGE, Decoder, Size, cache_bytes, decode_steps, decoding_model
+from anatomy.decode_steps import LARGE, Size, cache_bytes, decode_steps, decoding_model, filled_cache
 from anatomy.measures import KINDS, are_known, ensure_measures, take
 from anatomy.measures_file import Measures, read_measures
 from anatomy.norm_calls import forms_of, has_fused_rms_norm, norm_calls, norms
@@ -131,46 +131,12 @@ def test_rows_of_norms_name_what_was_timed_and_hold_it_against_layer() -> None:
 # ---------------------------------------------------------------------------------------------- decoding
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("base=llama",),
-        ("base=llama", "attn=mha"),
-        ("base=llama", "attn=mqa", "norm=layer"),
-        ("base=vanilla", "attn=gqa", "bias=all", "tying=tied"),
-    ],
-)
-def test_token_by_token_decoding_gives_the_logits_of_the_full_forward(words: Sequence[str]) -> None:
-    model, ids = tiny_model(*words).eval(), tiny_ids(1)
-    with torch.no_grad():
-        expected = model(ids)
-    decoder = Decoder(model, 11)
-    logits = torch.cat([decoder.logits(ids[:, t : t + 1], t) for t in range(11)], dim=1)
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_step_attends_to_every_slot_of_the_cache_and_leaves_all_but_its_own() -> None:
-    decoder = Decoder(tiny_model("base=llama"), 11)
-    ids, before = tiny_ids(1, 1), [cache.keys.clone() for cache in decoder.caches]
-    logits = decoder.logits(ids, 10)
-    for cache, old in zip(decoder.caches, before, strict=True):
-        assert torch.equal(cache.keys[:, :, :10], old[:, :, :10]) and not torch.equal(
-            cache.keys[:, :, 10], old[:, :, 10]
-        )
-    assert torch.equal(decoder.logits(ids, 10), logits)
-    for slot in range(10):
-        decoder.caches[0].values[:, :, slot] += 1
-        changed = decoder.logits(ids, 10)
-        assert not torch.equal(changed, logits)
-        logits = changed
-
-
 @pytest.mark.parametrize("n_kv_head", [8, 2, 1])
 def test_the_cache_takes_the_bytes_of_the_formula_and_a_model_has_the_heads_asked_for(n_kv_head: int) -> None:
     model = decoding_model(compose(*TINY, "match=params"), Size(48, 2, 8), n_kv_head, NUM_SYMBOLS, CPU)
-    decoder = Decoder(model, 13)
-    assert cache_bytes(2, n_kv_head, 6, 13) == 2 * 2 * n_kv_head * 6 * 13 * 4 == decoder.cache_bytes()
-    assert decoder.caches[0].keys.shape == (1, n_kv_head, 13, 6)
+    cache = filled_cache(model, 13)
+    assert cache_bytes(2, n_kv_head, 6, 13) == 2 * 2 * n_kv_head * 6 * 13 * 4 == cache.nbytes
+    assert cache.layers[0].keys.shape == (1, n_kv_head, 13, 6) and cache.num_cached == 12
 
 
 def test_rows_of_decoding_cover_both_sizes_and_every_number_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
