@@ -17,6 +17,7 @@ from anatomy.build import build_model, with_parts
 from anatomy.compose import read_command
 from anatomy.config import Config, parse_config
 from anatomy.corpus import load_corpus
+from anatomy.decoding import Decoder
 from anatomy.errors import UserError
 from anatomy.model import Transformer, initialise
 from anatomy.parts.pos import RoPE, rotate
@@ -39,7 +40,7 @@ class Finding:
 
 def check_all() -> Iterator[Finding]:
     """Every check in turn. A check that breaks is a finding, not a traceback."""
-    for check in (_environment, _corpora, _first_losses, _parts, _rope, _causality):
+    for check in (_environment, _corpora, _first_losses, _parts, _rope, _causality, _decoding):
         try:
             yield from check()
         except Exception as error:  # a self-check tells what is broken, whatever it is
@@ -125,6 +126,22 @@ def _causality() -> Iterator[Finding]:
         yield Finding(
             f"base={base} is causal", f"earlier logits move by {moved:.0e} when the last token changes", moved == 0
         )
+
+
+def _decoding() -> Iterator[Finding]:
+    """Token by token with a cache, two texts of different lengths side by side, against one pass over each alone."""
+    for base in BASES:
+        model, padding = _model(base).eval(), torch.tensor([0, 5])
+        ids = _ids(model, batch_size=2)[:, :-1]
+        with torch.no_grad():
+            kept = model.new_cache(13, padding)
+            model(ids[:, :7], kept)
+            decoder = Decoder(model, kept)
+            logits = torch.stack([decoder.next_logits(ids[:, t]) for t in range(7, 13)], dim=1)
+            alone = torch.cat([model(ids[row : row + 1, num:])[:, -6:] for row, num in enumerate(padding.tolist())])
+        moved = (logits - alone).abs().max().item()
+        found = f"logits differ from those of a pass without a cache by {moved:.0e}; {kept.nbytes:,} bytes"
+        yield Finding(f"base={base} decodes", found, moved < 1e-5)
 
 
 @cache

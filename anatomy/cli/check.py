@@ -11,7 +11,7 @@ MARKS = {True: "ok", False: "WRONG", None: ""}
 @click.command(name="anatomy-check")
 @click.version_option(__version__)
 def command() -> int:
-    """Check this installation: environment, corpora, every part on every base, RoPE, parameter counts."""
+    """Check this installation: environment, corpora, every part on every base, RoPE, parameter counts, decoding."""
     from rich.table import Table
 
     from anatomy.check import check_all
