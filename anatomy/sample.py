@@ -28,7 +28,7 @@ class Sample:
     num_tokens      of the continuation
     tokens_per_s    of all samples drawn side by side with it, together, the reading of the prompt included; None where
                     nothing was drawn
-    kv_cache_bytes  what the cache held of this text; 0 without a cache
+    kv_cache_bytes  what the cache set aside for this text; 0 without a cache
     is_cut          whether the text outgrew the window, so that the model no longer saw its beginning
     """
 
@@ -80,8 +80,8 @@ def sample(
         faults.append("stop='': an empty string would end every text at once; give the characters to stop at")
     if faults:
         raise UserError("\n".join(faults))
-    window = min(window, len(ids) + num_tokens)  # no text grows longer, so nothing need be kept for it
-    num_at_once = max(1, min(TOKENS_AT_ONCE // max(1, window), MAX_AT_ONCE))
+    num_seen = min(window, len(ids) + num_tokens)
+    num_at_once = max(1, min(TOKENS_AT_ONCE // num_seen, MAX_AT_ONCE))
     samples: list[Sample] = []
     for first in range(0, num_samples, num_at_once):
         generation = Generation(

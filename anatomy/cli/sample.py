@@ -204,12 +204,9 @@ def _headings(runs: "Sequence[LoadedRun]") -> list[str]:
 
 
 def _write(text: str) -> None:
-    """To a terminal at once and harmless; to a file or pipe as it is."""
-    if sys.stdout.isatty():
-        sys.stdout.write(printable(text))
-        sys.stdout.flush()
-    else:
-        sys.stdout.write(text)
+    """As it is; on a terminal harmless."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()  # whoever reads sees each character as it comes
 
 
 def _write_below(heading: str, texts: "Sequence[Sample]") -> None:
