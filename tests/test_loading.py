@@ -115,10 +115,11 @@ def test_a_padded_vocabulary_is_opened(tmp_path: Path, text_file: Path) -> None:
 def test_an_opened_run_samples_with_what_it_is_told(trained: Job) -> None:
     opened = load(trained.folder)
     model, vocabulary = opened
-    given = {"num_tokens": 20, "num_samples": 2, "seed": 3, "use_cache": False, "stop": ("q",)}
+    given = {"num_tokens": 20, "num_samples": 2, "seed": 3, "use_cache": False, "stop": ("e", " ")}
     found = opened.sample("the ", temperature=0.9, top_k=9, top_p=0.8, min_p=0.01, window=7, **given)
     expected = sample(model, vocabulary, "the ", window=7, knobs=Knobs(0.9, 9, 0.8, 0.01), **given)
     assert [one.text for one in found] == [one.text for one in expected]
+    assert all(one.num_tokens < 20 and one.kv_cache_bytes == 0 for one in found)
     assert [one.text for one in opened.sample(num_tokens=30)] == [
         one.text for one in sample(model, vocabulary, window=16, num_tokens=30)
     ]
@@ -152,8 +153,11 @@ def test_what_is_no_run_is_told_apart(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("manifest", "named"),
     [
-        ({"schema": 1, "entries": [{"run": "gone"}, {"run": None}, 3, {"run": "../a_run"}, {"run": "a_run"}]}, "a_run"),
-        ({"schema": 1, "entries": [{"run": "../a_run"}]}, "NAME"),
+        (
+            {"schema": 1, "entries": [{"run": "gone"}, {"run": None}, 3, {"run": "../runs/a_run"}, {"run": "a_run"}]},
+            "a_run",
+        ),
+        ({"schema": 1, "entries": [{"run": "../runs/a_run"}]}, "NAME"),
         ({"schema": 1, "entries": {"run": 1}}, "NAME"),
         ([], "NAME"),
     ],
