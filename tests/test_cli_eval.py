@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from anatomy import runner
 from anatomy.cli import eval as cli
@@ -19,6 +21,7 @@ from anatomy.config import parse_config
 from anatomy.corpus import load_corpus
 from anatomy.evaluation import NUM_FINAL_WINDOWS, mean_nats
 from anatomy.loading import load
+from anatomy.rungs import ngram_losses, xz_nats_per_char
 from anatomy.runs import read_record
 from anatomy.scoring import Windows, target_losses
 
@@ -47,7 +50,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
 @pytest.fixture(scope="module")
 def alternating(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("abab")
-    (folder / "abab.txt").write_text("ab" * 1500)
+    (folder / "abab.txt").write_text("aé" * 1500, encoding="utf-8")
     return trained(folder, folder / "abab.txt", "base=llama", "train.steps=60", "train.lr=0.02")
 
 
@@ -146,6 +149,7 @@ def test_a_text_that_alternates_costs_a_trained_model_nothing(alternating: Path,
     found = shell.json(alternating)
     assert found["loss_nats"] < 0.02 and found["num_targets"] == 299
     assert found["rungs"]["1"] == pytest.approx(math.log(2), abs=1e-3) and found["rungs"]["2"] < 0.02
+    assert found["chars_per_byte"] == 299 / (150 * 2 + 149)  # the first character, an a, is no target
 
 
 def test_an_untrained_model_guesses_among_the_characters(untrained_chinese: Path, shell: Shell) -> None:
@@ -165,6 +169,22 @@ def test_units_of_a_known_loss() -> None:
         {"loss_nats": 2.0, "bits_per_char": 2.8854, "bits_per_byte": 0.9618, "perplexity": 7.3891}, abs=1e-4
     )
     assert cli.in_units(1000.0, 1.0)["perplexity"] is None
+
+
+@pytest.mark.parametrize("length", [8, CTX_LEN])
+def test_tables_have_the_knowledge_of_a_model_at_the_first_length_without_overlap(
+    learned: Path, text_file: Path, shell: Shell, length: int
+) -> None:
+    corpus = load_corpus("files", path=str(text_file))
+    ((first, stop),) = corpus.test
+    expected = []
+    for start in range(first, stop - 1, length):
+        own_length = min(length, stop - 1 - start)
+        losses = ngram_losses(corpus.ids, corpus.train, np.array([start]), own_length, len(corpus.vocabulary))
+        expected.append(losses[:, 0])
+    rungs = shell.json(learned, "--length", length, "--length", 3)["rungs"]
+    assert rungs.pop("xz") == xz_nats_per_char(corpus.text("test"))
+    np.testing.assert_allclose(list(rungs.values()), np.concatenate(expected, axis=1).mean(axis=1))
 
 
 @pytest.mark.parametrize("stride", [CTX_LEN, 5, 1])
@@ -302,16 +322,24 @@ def test_a_run_that_is_not_there_is_said_in_one_line(shell: Shell, words: tuple[
     assert said in shell.refused(*words)
 
 
-def test_damaged_numbers_of_a_record_are_left_out(alternating: Path, tmp_path: Path, shell: Shell) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in alternating.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
+@pytest.mark.parametrize("damage", ["low", math.nan, [1], 10**400])
+def test_a_damaged_loss_in_a_record_is_left_out(alternating: Path, tmp_path: Path, shell: Shell, damage: Any) -> None:
+    copy = Path(shutil.copytree(alternating, tmp_path / "copy"))
     record = json.loads((copy / "result.json").read_text())
-    record |= {"test_loss_nats": "low", "num_test_targets": None}
-    (copy / "result.json").write_text(json.dumps(record))
-    assert shell.json(copy)["recorded"] == {"test_loss_nats": None, "num_test_targets": None}
+    (copy / "result.json").write_text(json.dumps(record | {"test_loss_nats": damage}))
+    found = shell.json(copy)["recorded"]
+    assert found == {"test_loss_nats": None, "num_test_targets": record["num_test_targets"]}
     assert "the record says" not in shell(copy)[0]
+
+
+def test_weights_that_are_no_numbers_give_no_loss_and_say_so(alternating: Path, tmp_path: Path, shell: Shell) -> None:
+    copy = Path(shutil.copytree(alternating, tmp_path / "copy"))
+    tensors = load_file(copy / "model.safetensors")
+    save_file(tensors | {"embed.weight": tensors["embed.weight"] * math.nan}, copy / "model.safetensors")
+    found = shell.json(copy)
+    assert found["loss_nats"] is None and found["rung"] is None and found["rungs"]["6"] > 0
+    assert "not a finite number" in found["notes"][0]
+    assert "no model" in shell(copy)[0]
 
 
 # ------------------------------------------------------------------------------------------------ what is shown

@@ -272,12 +272,12 @@ def _num_bytes_of_targets(corpus: "Corpus") -> int:
 
 
 def _recorded(run: "LoadedRun", weights: str) -> dict[str, float | None]:
-    """The record's own test loss of these weights; what is no number in it is None."""
-    found = {
-        "test_loss_nats": run.record.get(RECORDED[weights]),
-        "num_test_targets": run.record.get("num_test_targets"),
+    """The record's own test loss of these weights; None for what is no possible value."""
+    nats, num_targets = run.record.get(RECORDED[weights]), run.record.get("num_test_targets")
+    return {
+        "test_loss_nats": nats if isinstance(nats, float) and math.isfinite(nats) else None,
+        "num_test_targets": num_targets if isinstance(num_targets, int) else None,
     }
-    return {key: value if isinstance(value, int | float) else None for key, value in found.items()}
 
 
 @contextmanager
