@@ -137,7 +137,7 @@ def _decoding() -> Iterator[Finding]:
             kept = model.new_cache(13, padding)
             model(ids[:, :7], kept)
             decoder = Decoder(model, kept)
-            logits = torch.stack([decoder.next_logits(ids[:, t]) for t in range(7, 13)], dim=1)
+            logits = torch.stack([decoder.next_logits(ids[:, t].tolist()) for t in range(7, 13)], dim=1)
             alone = torch.cat([model(ids[row : row + 1, num:])[:, -6:] for row, num in enumerate(padding.tolist())])
         moved = (logits - alone).abs().max().item()
         found = f"logits differ from those of a pass without a cache by {moved:.0e}; {kept.nbytes:,} bytes"

@@ -121,11 +121,11 @@ def filled_cache(model: Transformer, num_tokens: int) -> Cache:
 
 def _step(model: Transformer, cache: Cache) -> Task:
     device, num_before = model.embed.weight.device, cache.num_cached
-    decoder, ids = Decoder(model, cache), torch.zeros(1, dtype=torch.int64, device=device)
+    decoder = Decoder(model, cache)
 
     def run() -> None:
         with torch.inference_mode():
-            decoder.next_logits(ids)
+            decoder.next_logits([0])
         cache.crop(num_before)
         wait(device)
 

@@ -107,9 +107,10 @@ class Generation:
     def _read_last(self) -> Tensor:
         """Add the last token of each text to the cache."""
         assert self._cache is not None
-        ids_B = torch.tensor([text[-1] for text in self.texts], device=self.model.embed.weight.device)
+        ids = [text[-1] for text in self.texts]
         if self._decoder is None and is_bindable(self.model):
             self._decoder = Decoder(self.model, self._cache)
         if self._decoder is None:
-            return self.model.next_logits(ids_B.unsqueeze(1), self._cache)
-        return self._decoder.next_logits(ids_B)
+            ids_B1 = torch.tensor(ids, device=self.model.embed.weight.device).unsqueeze(1)
+            return self.model.next_logits(ids_B1, self._cache)
+        return self._decoder.next_logits(ids)

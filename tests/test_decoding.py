@@ -15,7 +15,7 @@ from anatomy.decoding import Decoder, is_bindable
 from anatomy.generation import Generation
 from anatomy.model import Transformer
 from anatomy.parts.attn import KVCache
-from anatomy.parts.binding import bind_ffn, bind_norm
+from anatomy.parts.binding import Buffer, bind_ffn, bind_norm
 from anatomy.parts.pos import RoPE
 from anatomy.sampling import Knobs
 
@@ -46,7 +46,7 @@ def read_token_by_token(model: Transformer, ids: Tensor, num_first: int, padding
     cache = model.new_cache(ids.shape[1], padding)
     first = model(ids[:, :num_first], cache)
     decoder = Decoder(model, cache)
-    rest = [decoder.next_logits(ids[:, t]) for t in range(num_first, ids.shape[1])]
+    rest = [decoder.next_logits(ids[:, t].tolist()) for t in range(num_first, ids.shape[1])]
     return torch.cat([first, torch.stack(rest, dim=1)], dim=1)
 
 
@@ -139,7 +139,7 @@ def test_bytes_are_the_formula_for_the_room_taken_and_room_is_taken_once(attn: s
     held = [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers]
     decoder = Decoder(model, cache)
     for t in range(3, LENGTH):
-        decoder.next_logits(ids[:, t])
+        decoder.next_logits(ids[:, t].tolist())
     assert cache.nbytes == 2 * LENGTH * model.kv_bytes_per_token(4)
     assert held == [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers]
     assert all(layer.keys.shape == (2, layer_heads(model), LENGTH, 6) for layer in cache.layers)
@@ -190,8 +190,8 @@ def test_past_the_table_of_positions_nothing_is_read_and_the_error_says_where_it
     cache = model.new_cache(20)
     model(ids[:, :10], cache)
     decoder = Decoder(model, cache)
-    decoder.next_logits(ids[:, 10])
-    for read in (lambda: decoder.next_logits(ids[:, 11]), lambda: model(ids[:, 11:], cache)):
+    decoder.next_logits(ids[:, 10].tolist())
+    for read in (lambda: decoder.next_logits(ids[:, 11].tolist()), lambda: model(ids[:, 11:], cache)):
         with pytest.raises(ValueError, match="position 12 does not exist: the table of learned positions ends at 11"):
             read()
 
@@ -226,13 +226,14 @@ class Doubling(nn.Module):
 
 
 def test_a_part_that_does_not_say_how_it_is_bound_is_called() -> None:
-    x, into = torch.ones(2, 3), torch.full((2, 3), 5.0)
+    x, into = Buffer.of(2, 3), Buffer.of(2, 3)
+    into.tensor.fill_(5.0)
     norm, y = bind_norm(Doubling(), x)
     ffn = bind_ffn(Doubling(), x, into)
-    x += 1
+    x.array[:] = 2.0
     norm()
     ffn()
-    assert y.tolist() == [[4.0] * 3] * 2 and into.tolist() == [[9.0] * 3] * 2
+    assert y.array.tolist() == [[4.0] * 3] * 2 and into.tensor.tolist() == [[9.0] * 3] * 2
 
 
 # ---------------------------------------------------------------------------------------------- whole texts

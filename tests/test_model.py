@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anatomy.axes import BASES
 from anatomy.build import build_model, derived
+from anatomy.hugging_face import as_transformers_llama
 from anatomy.model import Transformer, init_digests, initialise
 
 ARTICLE = ("model.d_model=128", "model.n_layer=4", "model.n_head=4", "model.ctx_len=128")
@@ -188,31 +189,10 @@ def test_llama_computes_what_transformers_does() -> None:
         "base=llama", "model.d_model=48", "model.n_head=6", "attn.n_kv_head=2", "ffn.hidden=37", "pos.theta=500"
     )
     _randomise(model)
-    theirs = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=29,
-            hidden_size=48,
-            intermediate_size=37,
-            num_hidden_layers=3,
-            num_attention_heads=6,
-            num_key_value_heads=2,
-            rms_norm_eps=1e-5,
-            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-            max_position_embeddings=128,
-        )
-    )
-    state = {"model.embed_tokens.weight": model.embed.weight, "lm_head.weight": model.output.weight}
-    state["model.norm.weight"] = model.final_norm.gain
-    for i, block in enumerate(model.blocks):
-        home = f"model.layers.{i}"
-        state[f"{home}.input_layernorm.weight"] = block.attn_norm.gain
-        state[f"{home}.post_attention_layernorm.weight"] = block.ffn_norm.gain
-        state |= {f"{home}.self_attn.{name}": tensor for name, tensor in block.attn.state_dict().items()}
-        state |= {f"{home}.mlp.{name}": tensor for name, tensor in block.ffn.state_dict().items()}
-    theirs.load_state_dict(state)
+    theirs = as_transformers_llama(model, 128)
     ids = tiny_ids(length=71)
     with torch.no_grad():
-        assert (model(ids) - theirs.eval()(ids).logits).abs().max() < 1e-4
+        assert (model(ids) - theirs(ids).logits).abs().max() < 1e-4
 
 
 def test_gpt2_computes_what_transformers_does() -> None:

@@ -117,6 +117,32 @@ def decode(scale: str, vocab_size: int, threads: int) -> None:
     )
 
 
+@command.command()
+@click.option("--scale", default="article", show_default=True, help="Sizes, one of conf/scale.")
+@_vocab_size
+@click.option("--rounds", default=7, show_default=True, type=click.IntRange(1), help="Texts timed of each way.")
+@_threads
+def generate(scale: str, vocab_size: int, rounds: int, threads: int) -> None:
+    """Time texts written by a LLaMA: with a cache, without, and by transformers where it is installed. On the CPU."""
+    import torch
+
+    from anatomy.generation_speed import generation_speed
+
+    torch.set_num_threads(threads)
+    measured = generation_speed(_config("llama", f"scale={scale}"), vocab_size, rounds=rounds)
+    rows = []
+    for row in measured:
+        cells = (f"{row['batch_size']}", f"{row['num_tokens']:,}", row["way"], f"{row['tokens_per_s']:,.0f}")
+        over = ("", "") if row["over_transformers"] is None else _with_interval(row, "over_transformers")
+        cache = row["cache_bytes"]
+        rows.append(
+            (*cells, *over, f"{cache['measured']:,}" if cache else "", f"{cache['formula']:,}" if cache else "")
+        )
+    heads = ("texts", "tokens", "by", "tokens/s", "/ transformers", "", "cache, bytes", "by the formula")
+    _print_table(heads, rows, left=("by", ""))
+    console().print(f"greedy, {_INTERVALS}, of {rounds} rounds, in turns; the time of a text holds that of its prompt")
+
+
 def _config(base: str, *words: str) -> "Config":
     from anatomy.compose import read_command
     from anatomy.config import parse_config
@@ -141,7 +167,8 @@ def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequ
 
 
 def _with_interval(row: dict[str, Any], key: str) -> tuple[str, str]:
-    return f"{row[key]:.2f}", f"[{row[f'{key}_low']:.2f}, {row[f'{key}_high']:.2f}]"
+    low, high = row[f"{key}_low"], row[f"{key}_high"]
+    return f"{row[key]:.2f}", "" if low is None else f"[{low:.2f}, {high:.2f}]"
 
 
 def main() -> None:

@@ -9,14 +9,19 @@ key-value head, K head width.
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from anatomy.parts.binding import bind_linear, bind_linear_into
-from anatomy.parts.pos import Rotation, Turns
+from anatomy.parts.binding import Buffer, bind_linear, bind_linear_into
+from anatomy.parts.pos import Rotation
 
-AttentionStep = Callable[[Turns | None], None]
+TurnArrays = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""The matrices that turn the queries and the keys of one position, (K, K) each, or (B, K, K)."""
+
+AttentionStep = Callable[[TurnArrays | None], None]
 """A step that is told how the position of each text's next token turns its query and key."""
 
 
@@ -109,39 +114,46 @@ class _GroupedAttention(nn.Module):
         )
         return self.o_proj(mixed_BHTK.transpose(1, 2).flatten(-2))
 
-    def bind(self, x_BD: Tensor, into_BD: Tensor, cache: KVCache) -> AttentionStep:
+    def bind(self, x: Buffer, into: Buffer, cache: KVCache) -> AttentionStep:
         """Attention of the next token of each text, read from x and added to `into`; see anatomy.parts.binding.
 
         The cache must have been read into, and must have room for every step.
         """
-        batch_size, n_head, n_kv_head, head_width = len(x_BD), self.n_head, self.n_kv_head, self.head_width
-        qkv, qkv_B = bind_linear(x_BD, self.q_proj, self.k_proj, self.v_proj)
-        q_BHK, k_BGK, v_BGK = qkv_B.view(batch_size, -1, head_width).split((n_head, n_kv_head, n_kv_head), dim=1)
-        turned_BHK = x_BD.new_empty(q_BHK.shape)
-        turned_BGRK = turned_BHK.view(batch_size, n_kv_head, -1, head_width)
-        mixed_BHK = x_BD.new_empty(q_BHK.shape)
-        mixed_BGRK = mixed_BHK.view(turned_BGRK.shape)
-        o_proj = bind_linear_into(mixed_BHK.flatten(1), self.o_proj, into_BD)
-        is_visible = None
+        batch_size, n_head, n_kv_head, head_width = len(x.array), self.n_head, self.n_kv_head, self.head_width
+        qkv_step, qkv = bind_linear(x, self.q_proj, self.k_proj, self.v_proj)
+        heads_BHK = qkv.array.reshape(batch_size, -1, head_width)
+        q_BHK, k_BGK, v_BGK = np.split(heads_BHK, (n_head, n_head + n_kv_head), axis=1)
+        mixed = Buffer.of(batch_size, n_head * head_width)
+        o_step = bind_linear_into(mixed, self.o_proj, into)
+        turned_BHK = np.empty(q_BHK.shape, dtype=np.float32)
+        shape_BGRK = (batch_size, n_kv_head, n_head // n_kv_head, head_width)
+        turned_BGRK, mixed_BGRK = turned_BHK.reshape(shape_BGRK), mixed.array.reshape(shape_BGRK)
+        keys_BGSK, values_BGSK = cache.keys.numpy(), cache.values.numpy()
+        keys_BGKS = keys_BGSK.swapaxes(2, 3)
+        scale, is_padding = np.float32(head_width**-0.5), None
         if cache.padding is not None:
-            slots = torch.arange(cache.num_slots, device=x_BD.device)
-            is_visible = (slots >= cache.padding[:, None])[:, None, None]
+            is_padding = (np.arange(cache.num_slots) < cache.padding.numpy()[:, None])[:, None, None]
 
-        def step(turns: Turns | None) -> None:
+        def step(turns: TurnArrays | None) -> None:
             slot, num_keys = cache.num_cached, cache.num_cached + 1
-            qkv()
+            qkv_step()
             if turns is None:
-                turned_BHK.copy_(q_BHK)
-                cache.keys.select(2, slot).copy_(k_BGK)
+                turned_BHK[:] = q_BHK
+                keys_BGSK[:, :, slot] = k_BGK
             else:
-                torch.bmm(q_BHK, turns.of_queries, out=turned_BHK)
-                cache.keys.select(2, slot).copy_(torch.bmm(k_BGK, turns.of_keys))
-            cache.values.select(2, slot).copy_(v_BGK)
+                np.matmul(q_BHK, turns[0], out=turned_BHK)
+                np.matmul(k_BGK, turns[1], out=keys_BGSK[:, :, slot])
+            values_BGSK[:, :, slot] = v_BGK
             cache.num_cached = num_keys
-            keys_BGSK, values_BGSK = cache.keys.narrow(2, 0, num_keys), cache.values.narrow(2, 0, num_keys)
-            mask = None if is_visible is None else is_visible.narrow(3, 0, num_keys)
-            mixed_BGRK.copy_(F.scaled_dot_product_attention(turned_BGRK, keys_BGSK, values_BGSK, attn_mask=mask))
-            o_proj()
+            weights_BGRS = np.matmul(turned_BGRK, keys_BGKS[..., :num_keys])
+            if is_padding is not None:  # as in _visible, every token sees itself
+                np.copyto(weights_BGRS[..., :slot], -np.inf, where=is_padding[..., :slot])
+            weights_BGRS -= weights_BGRS.max(-1, keepdims=True)
+            weights_BGRS *= scale
+            np.exp(weights_BGRS, out=weights_BGRS)
+            weights_BGRS /= weights_BGRS.sum(-1, keepdims=True)
+            np.matmul(weights_BGRS, values_BGSK[:, :, :num_keys], out=mixed_BGRK)
+            o_step()
 
         return step
 

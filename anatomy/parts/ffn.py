@@ -5,11 +5,11 @@ Tensor legend: D model width, F hidden width.
 
 import math
 
-import torch
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anatomy.parts.binding import Step, bind_linear, bind_linear_into
+from anatomy.parts.binding import Buffer, Step, bind_linear, bind_linear_into
 from anatomy.ranges import Count
 
 
@@ -36,14 +36,14 @@ class _Plain(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.activation(self.up_proj(x)))
 
-    def bind(self, x_BD: Tensor, into_BD: Tensor) -> Step:
-        up, up_BF = bind_linear(x_BD, self.up_proj)
-        down = bind_linear_into(up_BF, self.down_proj, into_BD)
+    def bind(self, x: Buffer, into: Buffer) -> Step:
+        up_step, up = bind_linear(x, self.up_proj)
+        down_step = bind_linear_into(up, self.down_proj, into)
 
         def step() -> None:
-            up()
-            up_BF.copy_(self.activation(up_BF))
-            down()
+            up_step()
+            up.tensor.copy_(self.activation(up.tensor))
+            down_step()
 
         return step
 
@@ -111,15 +111,19 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
-    def bind(self, x_BD: Tensor, into_BD: Tensor) -> Step:
-        gate_and_up, both = bind_linear(x_BD, self.gate_proj, self.up_proj)
-        gate_BF, up_BF = both.chunk(2, dim=-1)
-        product_BF = torch.empty_like(up_BF)
-        down = bind_linear_into(product_BF, self.down_proj, into_BD)
+    def bind(self, x: Buffer, into: Buffer) -> Step:
+        both_step, both = bind_linear(x, self.gate_proj, self.up_proj)
+        gate_BF, up_BF = np.split(both.array, 2, axis=-1)
+        product = Buffer.of(*up_BF.shape)
+        product_BF = product.array
+        down_step = bind_linear_into(product, self.down_proj, into)
 
         def step() -> None:
-            gate_and_up()
-            torch.mul(F.silu(gate_BF), up_BF, out=product_BF)
-            down()
+            both_step()
+            np.exp(-gate_BF, out=product_BF)  # silu: gate / (1 + exp(-gate))
+            np.add(product_BF, 1, out=product_BF)
+            np.divide(gate_BF, product_BF, out=product_BF)
+            np.multiply(product_BF, up_BF, out=product_BF)
+            down_step()
 
         return step

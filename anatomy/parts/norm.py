@@ -3,13 +3,15 @@
 Every norm here works on the last dimension, takes its statistics in float32 and returns the dtype it was given.
 """
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anatomy.parts.binding import Step
+from anatomy.parts.binding import Buffer, Step
 from anatomy.ranges import NotNegative
 
 
@@ -76,19 +78,21 @@ class RMSNorm(_GainOnly):
             return _RMSNormOnCPU.apply(x, self.gain, self.eps)
         return F.rms_norm(x, self.gain.shape, self.gain, self.eps)
 
-    def bind(self, x_BD: Tensor) -> tuple[Step, Tensor]:
-        gain, y_BD = self.gain.detach(), torch.empty_like(x_BD)
-        eps, mean_square_B11 = x_BD.new_full((1, 1, 1), self.eps), x_BD.new_empty(len(x_BD), 1, 1)
-        row_B1D, column_BD1, inverse_rms_B1 = x_BD.unsqueeze(1), x_BD.unsqueeze(2), mean_square_B11.squeeze(2)
-        share = 1 / x_BD.shape[1]
+    def bind(self, x: Buffer) -> tuple[Step, Buffer]:
+        x_BD, y, gain_D = x.array, Buffer.of(*x.array.shape), self.gain.detach().numpy()
+        y_BD, width, eps = y.array, x_BD.shape[1], self.eps
 
-        def step() -> None:
-            torch.baddbmm(eps, row_B1D, column_BD1, alpha=share, out=mean_square_B11)
-            mean_square_B11.rsqrt_()
-            torch.mul(x_BD, inverse_rms_B1, out=y_BD)
-            y_BD.mul_(gain)
+        def step_of_one() -> None:  # a single row's size is a plain number, with which one counts faster
+            inverse_rms = 1.0 / math.sqrt(float(x_BD[0].dot(x_BD[0])) / width + eps)
+            np.multiply(x_BD, np.float32(inverse_rms), out=y_BD)
+            np.multiply(y_BD, gain_D, out=y_BD)
 
-        return step, y_BD
+        def step_of_many() -> None:
+            rms_B = np.sqrt(np.vecdot(x_BD, x_BD) / np.float32(width) + np.float32(eps))
+            np.divide(x_BD, rms_B[:, None], out=y_BD)
+            np.multiply(y_BD, gain_D, out=y_BD)
+
+        return step_of_one if len(x_BD) == 1 else step_of_many, y
 
 
 class _RMSNormOnCPU(torch.autograd.Function):
@@ -130,5 +134,5 @@ class NoNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x
 
-    def bind(self, x_BD: Tensor) -> tuple[Step, Tensor]:
-        return (lambda: None), x_BD
+    def bind(self, x: Buffer) -> tuple[Step, Buffer]:
+        return (lambda: None), x

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from anatomy.parts.attn import AttentionStep, KVCache
-from anatomy.parts.binding import bind_ffn, bind_norm
-from anatomy.parts.pos import Rotation, Turns
+from anatomy.parts.attn import AttentionStep, KVCache, TurnArrays
+from anatomy.parts.binding import Buffer, bind_ffn, bind_norm
+from anatomy.parts.pos import Rotation
 
 
 class _Block(nn.Module):
@@ -40,19 +40,19 @@ class PostNorm(_Block):
         x = self.attn_norm(x + self.dropout(self.attn(x, rotation, cache)))
         return self.ffn_norm(x + self.dropout(self.ffn(x)))
 
-    def bind(self, x_BD: Tensor, cache: KVCache) -> AttentionStep:
-        attn = self.attn.bind(x_BD, x_BD, cache)
-        attn_norm, attn_normed = bind_norm(self.attn_norm, x_BD)
-        ffn = bind_ffn(self.ffn, x_BD, x_BD)
-        ffn_norm, ffn_normed = bind_norm(self.ffn_norm, x_BD)
+    def bind(self, x: Buffer, cache: KVCache) -> AttentionStep:
+        attn = self.attn.bind(x, x, cache)
+        attn_norm, attn_normed = bind_norm(self.attn_norm, x)
+        ffn = bind_ffn(self.ffn, x, x)
+        ffn_norm, ffn_normed = bind_norm(self.ffn_norm, x)
 
-        def step(turns: Turns | None) -> None:
+        def step(turns: TurnArrays | None) -> None:
             attn(turns)
             attn_norm()
-            x_BD.copy_(attn_normed)
+            x.array[:] = attn_normed.array
             ffn()
             ffn_norm()
-            x_BD.copy_(ffn_normed)
+            x.array[:] = ffn_normed.array
 
         return step
 
@@ -70,13 +70,13 @@ class PreNorm(_Block):
         x = x + self.dropout(self.attn(self.attn_norm(x), rotation, cache))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
-    def bind(self, x_BD: Tensor, cache: KVCache) -> AttentionStep:
-        attn_norm, attn_normed = bind_norm(self.attn_norm, x_BD)
-        attn = self.attn.bind(attn_normed, x_BD, cache)
-        ffn_norm, ffn_normed = bind_norm(self.ffn_norm, x_BD)
-        ffn = bind_ffn(self.ffn, ffn_normed, x_BD)
+    def bind(self, x: Buffer, cache: KVCache) -> AttentionStep:
+        attn_norm, attn_normed = bind_norm(self.attn_norm, x)
+        attn = self.attn.bind(attn_normed, x, cache)
+        ffn_norm, ffn_normed = bind_norm(self.ffn_norm, x)
+        ffn = bind_ffn(self.ffn, ffn_normed, x)
 
-        def step(turns: Turns | None) -> None:
+        def step(turns: TurnArrays | None) -> None:
             attn_norm()
             attn(turns)
             ffn_norm()
