@@ -108,6 +108,5 @@ def next_ids(logits_BV: Tensor, knobs: Knobs, streams: Sequence[Stream]) -> list
         return logits.argmax(-1).tolist()
     cumulative_BV = probabilities(logits, knobs).cumsum(-1)
     uniform_B = np.array([stream.uniform() for stream in streams])
-    drawn_B = (cumulative_BV <= uniform_B[:, None] * cumulative_BV[:, -1:]).sum(-1)
-    # The last token that has a share stands where the sum first reaches its end: rounding must not lead past it.
-    return np.minimum(drawn_B, cumulative_BV.argmax(-1)).tolist()
+    # As u <= 1 - 2^-53, the product is rounded to less than the whole sum, so only a token that has a share is reached.
+    return (cumulative_BV <= uniform_B[:, None] * cumulative_BV[:, -1:]).sum(-1).tolist()

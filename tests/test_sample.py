@@ -158,13 +158,14 @@ def long_texts(num_samples: int = 4) -> list[str]:
 
 def test_each_text_ends_behind_the_first_stop_string_in_its_continuation() -> None:
     whole = long_texts()
-    stops = (whole[0][20:22], whole[1][3], whole[2][30:33])
+    stops = (whole[0][20:22], whole[1][3:5], whole[2][30:33])
     stopped = sample(lively(), VOCABULARY, "no", window=11, num_tokens=60, num_samples=4, knobs=WARM, stop=stops)
     for made, text in zip(stopped, whole, strict=True):
         ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
         assert made.continuation == text[: min(ends, default=60)]
         assert made.num_tokens == len(made.continuation) and made.text == "no" + made.continuation
-    assert len({made.num_tokens for made in stopped}) > 1
+        assert made.is_cut == (len(made.text) - 1 > 11)  # what was read for the last character
+    assert len({made.num_tokens for made in stopped}) > 1 and len({made.is_cut for made in stopped}) > 1
 
 
 def test_a_stop_string_in_the_prompt_or_across_its_end_does_not_stop() -> None:

@@ -116,8 +116,8 @@ def command(
             if as_json or side_by_side:
                 spoken.append(speak(speaker))
             elif len(runs) == num_samples == 1:
-                _write(prompt)
                 try:
+                    _write(prompt)
                     spoken.append(speak(speaker, lambda _, char: _write(char)))
                 finally:
                     _write("\n")
