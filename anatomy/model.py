@@ -88,7 +88,8 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.num_symbols = num_symbols
-        self.embed = nn.Embedding(vocab_size, width)
+        # From a tensor, for its own start on the meta device would import torch's compiler: a second.
+        self.embed = nn.Embedding.from_pretrained(torch.empty(vocab_size, width), freeze=False)
         self.pos = pos
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = final_norm

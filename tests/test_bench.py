@@ -2,15 +2,19 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import pytest
 import torch
+import transformers
 from conftest import TINY, compose, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
+from anatomy import generation_speed
 from anatomy.bench import product_shapes, time_steps
 from anatomy.cli.bench import main
+from anatomy.generation import Generation
 from anatomy.stopwatch import Task
 
 
@@ -54,6 +58,65 @@ def test_tables_of_measures_are_whole_when_piped(
     assert not ended.value.code and len({len(line) for line in table}) == 1
     assert len(table) == 1 + {"norm": 3 * 3 * 3, "decode": 5 * 3 + 5 * 4}[name]
     assert all("[1.00, 1.00]" in line for line in table[1:]) and "9 rounds" in footer
+
+
+def test_generation_is_told_in_tokens_per_second_and_held_against_transformers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ours take 2 ms, transformers 10, ours without a cache 20."""
+    monkeypatch.setattr(generation_speed, "take_turns", lambda tasks, rounds: [[2.0], [10.0], [20.0]][: len(tasks)])
+    monkeypatch.setattr(sys, "argv", ["anatomy-bench", "generate", "--scale", "quick", "--rounds", "1"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    heads, *rows, _ = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert not ended.value.code and heads[:2] == ["texts", "tokens"]
+    bytes_a_token = 2 * 3 * 2 * 12 * 4  # keys and values, layers, heads, head width, float32
+    caches = [f"{bytes_a_token * num:,}" for num in (8 + 127, 32 * (8 + 127), 8 + 999)]
+    assert rows == [
+        ["1", "128", "anatomy", "64,000", "5.00", caches[0], caches[0]],
+        ["1", "128", "transformers", "12,800", "1.00"],
+        ["1", "128", "anatomy,", "no", "cache", "6,400", "0.50"],
+        ["32", "128", "anatomy", "2,048,000", "5.00", caches[1], caches[1]],
+        ["32", "128", "transformers", "409,600", "1.00"],
+        ["1", "1,000", "anatomy", "500,000", "5.00", caches[2], caches[2]],
+        ["1", "1,000", "transformers", "100,000", "1.00"],
+    ]
+
+
+def test_what_is_timed_writes_the_same_text_whoever_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[list[list[int]]] = []
+
+    def run_once(tasks: Sequence[Task], rounds: int) -> list[list[float]]:
+        for task in tasks:
+            task()
+        return [[1.0]] * len(tasks)
+
+    def keep(method: Callable[..., Any]) -> Callable[..., Any]:
+        def kept(*args: Any, **kwargs: Any) -> Any:
+            written = method(*args, **kwargs)
+            texts.append(written.tolist())
+            return written
+
+        return kept
+
+    monkeypatch.setattr(generation_speed, "take_turns", run_once)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "generate", keep(transformers.LlamaForCausalLM.generate))
+    monkeypatch.setattr(generation_speed, "Generation", Noted)
+    Noted.made.clear()
+    config = compose(*TINY, "base=llama")
+    generation_speed.generation_speed(config, 29, rounds=1, cases=(generation_speed.Case(2, 5),))
+    cached, uncached, counted = (each.texts for each in Noted.made)
+    assert cached == uncached == texts[0] and len(cached[0]) == 8 + 5 and counted[0] == cached[0][:9]
+
+
+class Noted(Generation):
+    """A generation that is remembered."""
+
+    made: ClassVar[list[Generation]] = []
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.made.append(self)
 
 
 def made_up_times(tasks: Sequence[Task], seconds: float) -> list[list[float]]:

@@ -37,14 +37,13 @@ class Rotation(NamedTuple):
         """The same as matrices: what the turn makes of the unit vectors."""
         head_width = 2 * self.cos.shape[-1]
         unit = torch.eye(head_width, device=self.cos.device).expand(*self.cos.shape[:-2], -1, -1)
-        turned = self.turn(torch.cat((unit, unit), dim=-2), head_width)
-        return Turns(*turned.split(head_width, dim=-2))
+        return Turns(self.turn(unit, head_width), self.turn(unit, 0))
 
 
 class Turns(NamedTuple):
     """The matrices that turn a query and a key, q -> q M: (..., K, K) each, with the leading shape of the positions.
 
-    For a single token one small product costs less than the six operations of `rotate`.
+    For a single token one small product costs less than the operations of `rotate`.
     """
 
     of_queries: Tensor
