@@ -101,12 +101,12 @@ def next_ids(logits_BV: Tensor, knobs: Knobs, streams: Sequence[Stream]) -> list
 
     Raises: NotFinite.
     """
-    logits = logits_BV.detach().cpu().double().numpy()
-    if not np.isfinite(logits).all():
+    logits = logits_BV.detach().cpu().float().numpy()
+    if not math.isfinite(logits.sum()) and not np.isfinite(logits).all():  # one sum rules most of them out
         raise NotFinite("the model's logits are not finite: there is nothing to draw from")
     if knobs.temperature == 0:
         return logits.argmax(-1).tolist()
-    cumulative_BV = probabilities(logits, knobs).cumsum(-1)
+    cumulative_BV = probabilities(logits.astype(np.float64), knobs).cumsum(-1)
     uniform_B = np.array([stream.uniform() for stream in streams])
     # As u <= 1 - 2^-53, the product is rounded to less than the whole sum, so only a token that has a share is reached.
     return (cumulative_BV <= uniform_B[:, None] * cumulative_BV[:, -1:]).sum(-1).tolist()
