@@ -24,6 +24,8 @@ TurnArrays = tuple[NDArray[np.float32], NDArray[np.float32]]
 AttentionStep = Callable[[TurnArrays | None], None]
 """A step that is told how the position of each text's next token turns its query and key."""
 
+FEW_LOGITS = 1024  # of one key-value head: so many are NumPy's affair, whose product slows down tenfold soon after
+
 
 class KVCache:
     """The keys and values of all tokens that a layer has read: (B, G, S, K) each, turned, and once a key-value head.
@@ -123,16 +125,33 @@ class _GroupedAttention(nn.Module):
         qkv_step, qkv = bind_linear(x, self.q_proj, self.k_proj, self.v_proj)
         heads_BHK = qkv.array.reshape(batch_size, -1, head_width)
         q_BHK, k_BGK, v_BGK = np.split(heads_BHK, (n_head, n_head + n_kv_head), axis=1)
-        mixed = Buffer.of(batch_size, n_head * head_width)
+        turned, mixed = (Buffer.of(batch_size, n_head * head_width) for _ in range(2))
         o_step = bind_linear_into(mixed, self.o_proj, into)
-        turned_BHK = np.empty(q_BHK.shape, dtype=np.float32)
-        shape_BGRK = (batch_size, n_kv_head, n_head // n_kv_head, head_width)
-        turned_BGRK, mixed_BGRK = turned_BHK.reshape(shape_BGRK), mixed.array.reshape(shape_BGRK)
+        turned_BHK = turned.array.reshape(q_BHK.shape)
+        shape_BGRK = (batch_size, n_kv_head, num_shared := n_head // n_kv_head, head_width)
+        turned_BGRK, mixed_BGRK = turned.array.reshape(shape_BGRK), mixed.array.reshape(shape_BGRK)
         keys_BGSK, values_BGSK = cache.keys.numpy(), cache.values.numpy()
         keys_BGKS = keys_BGSK.swapaxes(2, 3)
-        scale, is_padding = np.float32(head_width**-0.5), None
+        scale, is_visible = np.float32(head_width**-0.5), None
         if cache.padding is not None:
-            is_padding = (np.arange(cache.num_slots) < cache.padding.numpy()[:, None])[:, None, None]
+            is_visible = (torch.arange(cache.num_slots) >= cache.padding[:, None])[:, None, None]
+
+        def attend_to_few(num_keys: int) -> None:
+            weights_BGRS = np.matmul(turned_BGRK, keys_BGKS[..., :num_keys])
+            if is_visible is not None:  # as in _visible, every token sees itself
+                np.copyto(weights_BGRS[..., :-1], -np.inf, where=~is_visible[..., : num_keys - 1].numpy())
+            weights_BGRS -= weights_BGRS.max(-1, keepdims=True)
+            weights_BGRS *= scale
+            np.exp(weights_BGRS, out=weights_BGRS)
+            weights_BGRS /= weights_BGRS.sum(-1, keepdims=True)
+            np.matmul(weights_BGRS, values_BGSK[:, :, :num_keys], out=mixed_BGRK)
+
+        def attend_to_many(num_keys: int) -> None:
+            keys, values = cache.keys.narrow(2, 0, num_keys), cache.values.narrow(2, 0, num_keys)
+            mask = None if is_visible is None else is_visible.narrow(3, 0, num_keys)
+            mixed_BGRK[:] = F.scaled_dot_product_attention(
+                turned.tensor.view(shape_BGRK), keys, values, attn_mask=mask
+            ).numpy()
 
         def step(turns: TurnArrays | None) -> None:
             slot, num_keys = cache.num_cached, cache.num_cached + 1
@@ -145,14 +164,8 @@ class _GroupedAttention(nn.Module):
                 np.matmul(k_BGK, turns[1], out=keys_BGSK[:, :, slot])
             values_BGSK[:, :, slot] = v_BGK
             cache.num_cached = num_keys
-            weights_BGRS = np.matmul(turned_BGRK, keys_BGKS[..., :num_keys])
-            if is_padding is not None:  # as in _visible, every token sees itself
-                np.copyto(weights_BGRS[..., :slot], -np.inf, where=is_padding[..., :slot])
-            weights_BGRS -= weights_BGRS.max(-1, keepdims=True)
-            weights_BGRS *= scale
-            np.exp(weights_BGRS, out=weights_BGRS)
-            weights_BGRS /= weights_BGRS.sum(-1, keepdims=True)
-            np.matmul(weights_BGRS, values_BGSK[:, :, :num_keys], out=mixed_BGRK)
+            attend = attend_to_few if num_shared * num_keys <= FEW_LOGITS else attend_to_many
+            attend(num_keys)
             o_step()
 
         return step
