@@ -61,12 +61,17 @@ class Generation:
         return 0 if self._cache is None else self._cache.nbytes
 
     def __iter__(self) -> Iterator[list[int]]:
+        self._cache = self._decoder = None
+        room = 0  # for how many more tokens no text outgrows the window
         for num_drawn in range(self.num_tokens):
-            has_slid = self._slide()
+            is_full, room = not room, room - 1
+            if is_full:
+                self._slide()
+                room = self.window - max(map(len, self._seen()))
             with torch.inference_mode():  # entered for each token anew: it must not reach into the caller's own code
                 if not self.use_cache:
                     logits_BV = self._read_each_alone()
-                elif has_slid or self._cache is None:
+                elif is_full:
                     logits_BV = self._read_anew(self.num_tokens - num_drawn)
                 else:
                     logits_BV = self._read_last()
@@ -75,12 +80,11 @@ class Generation:
                 text.append(new)
             yield ids
 
-    def _slide(self) -> bool:
-        """Drop the older half of what is seen of each text that has outgrown the window; whether there was one."""
-        outgrown = [i for i, text in enumerate(self.texts) if len(text) - self.begins[i] > self.window]
-        for i in outgrown:
-            self.begins[i] = len(self.texts[i]) - max(1, self.window // 2)
-        return bool(outgrown)
+    def _slide(self) -> None:
+        """Drop the older half of what is seen of each text that has outgrown the window."""
+        for i, text in enumerate(self.texts):
+            if len(text) - self.begins[i] > self.window:
+                self.begins[i] = len(text) - max(1, self.window // 2)
 
     def _seen(self) -> list[list[int]]:
         return [text[begin:] for text, begin in zip(self.texts, self.begins, strict=True)]

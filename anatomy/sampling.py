@@ -101,7 +101,7 @@ def next_ids(logits_BV: Tensor, knobs: Knobs, streams: Sequence[Stream]) -> list
 
     Raises: NotFinite.
     """
-    logits = logits_BV.detach().cpu().float().numpy()
+    logits = logits_BV.float().numpy(force=True)
     if not math.isfinite(logits.sum()) and not np.isfinite(logits).all():  # one sum rules most of them out
         raise NotFinite("the model's logits are not finite: there is nothing to draw from")
     if knobs.temperature == 0:

@@ -24,7 +24,8 @@ TurnArrays = tuple[NDArray[np.float32], NDArray[np.float32]]
 AttentionStep = Callable[[TurnArrays | None], None]
 """A step that is told how the position of each text's next token turns its query and key."""
 
-FEW_LOGITS = 1024  # of one key-value head: so many are NumPy's affair, whose product slows down tenfold soon after
+FAST_LOGITS = 1024  # of one key-value head: larger products of few rows slow down tenfold in NumPy
+FEW_LOGITS = 4 * FAST_LOGITS  # beyond so many PyTorch is faster
 
 
 class KVCache:
@@ -132,12 +133,15 @@ class _GroupedAttention(nn.Module):
         turned_BGRK, mixed_BGRK = turned.array.reshape(shape_BGRK), mixed.array.reshape(shape_BGRK)
         keys_BGSK, values_BGSK = cache.keys.numpy(), cache.values.numpy()
         keys_BGKS = keys_BGSK.swapaxes(2, 3)
-        scale, is_visible = np.float32(head_width**-0.5), None
+        keys_at_once, scale, is_visible = max(1, FAST_LOGITS // num_shared), np.float32(head_width**-0.5), None
         if cache.padding is not None:
             is_visible = (torch.arange(cache.num_slots) >= cache.padding[:, None])[:, None, None]
 
         def attend_to_few(num_keys: int) -> None:
-            weights_BGRS = np.matmul(turned_BGRK, keys_BGKS[..., :num_keys])
+            weights_BGRS = np.empty((*shape_BGRK[:3], num_keys), dtype=np.float32)
+            for start in range(0, num_keys, keys_at_once):
+                part = slice(start, min(start + keys_at_once, num_keys))
+                np.matmul(turned_BGRK, keys_BGKS[..., part], out=weights_BGRS[..., part])
             if is_visible is not None:  # as in _visible, every token sees itself
                 np.copyto(weights_BGRS[..., :-1], -np.inf, where=~is_visible[..., : num_keys - 1].numpy())
             weights_BGRS -= weights_BGRS.max(-1, keepdims=True)

@@ -80,10 +80,10 @@ class RMSNorm(_GainOnly):
 
     def bind(self, x: Buffer) -> tuple[Step, Buffer]:
         x_BD, y, gain_D = x.array, Buffer.of(*x.array.shape), self.gain.detach().numpy()
-        y_BD, width, eps = y.array, x_BD.shape[1], self.eps
+        y_BD, first_D, width, eps = y.array, x_BD[0], x_BD.shape[1], self.eps
 
         def step_of_one() -> None:  # a single row's size is a plain number, with which one counts faster
-            inverse_rms = 1.0 / math.sqrt(float(x_BD[0].dot(x_BD[0])) / width + eps)
+            inverse_rms = 1.0 / math.sqrt(float(first_D.dot(first_D)) / width + eps)
             np.multiply(x_BD, np.float32(inverse_rms), out=y_BD)
             np.multiply(y_BD, gain_D, out=y_BD)
 
