@@ -42,7 +42,7 @@ class Decoder:
         self._final_norm, self._normed = None, self._x
         if model.final_norm is not None:
             self._final_norm, self._normed = bind_norm(model.final_norm, self._x)
-        self._output_DV = model.output_weight.detach().t()
+        self._output_DV = self._normed.gained(model.output_weight).t()
         self._places: list[tuple[Tensor, TurnArrays | None]] = []  # of the slots from `_first_slot` on
         self._first_slot = 0
 

@@ -42,7 +42,9 @@ class Generation:
     ) -> None:
         if not all(map(len, prompts)):
             raise ValueError("a text must begin with at least one token")
-        self.model, self.num_tokens, self.knobs = model.eval(), num_tokens, knobs
+        self.model, self.num_tokens, self.knobs = model, num_tokens, knobs
+        if model.training:
+            model.eval()
         self.window, self.use_cache = window, use_cache
         self.texts = [list(prompt) for prompt in prompts]
         self.begins = [max(0, len(text) - window) for text in self.texts]  # where what the model sees begins

@@ -107,6 +107,8 @@ def next_ids(logits_BV: Tensor, knobs: Knobs, streams: Sequence[Stream]) -> list
     if knobs.temperature == 0:
         return logits.argmax(-1).tolist()
     cumulative_BV = probabilities(logits.astype(np.float64), knobs).cumsum(-1)
-    uniform_B = np.array([stream.uniform() for stream in streams])
     # As u <= 1 - 2^-53, the product is rounded to less than the whole sum, so only a token that has a share is reached.
-    return (cumulative_BV <= uniform_B[:, None] * cumulative_BV[:, -1:]).sum(-1).tolist()
+    return [
+        int(np.searchsorted(cumulative_V, stream.uniform() * cumulative_V[-1], side="right"))
+        for cumulative_V, stream in zip(cumulative_BV, streams, strict=True)
+    ]

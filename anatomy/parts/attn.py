@@ -138,10 +138,13 @@ class _GroupedAttention(nn.Module):
             is_visible = (torch.arange(cache.num_slots) >= cache.padding[:, None])[:, None, None]
 
         def attend_to_few(num_keys: int) -> None:
-            weights_BGRS = np.empty((*shape_BGRK[:3], num_keys), dtype=np.float32)
-            for start in range(0, num_keys, keys_at_once):
-                part = slice(start, min(start + keys_at_once, num_keys))
-                np.matmul(turned_BGRK, keys_BGKS[..., part], out=weights_BGRS[..., part])
+            if num_keys <= keys_at_once:
+                weights_BGRS = np.matmul(turned_BGRK, keys_BGKS[..., :num_keys])
+            else:
+                weights_BGRS = np.empty((*shape_BGRK[:3], num_keys), dtype=np.float32)
+                for start in range(0, num_keys, keys_at_once):
+                    block = slice(start, min(start + keys_at_once, num_keys))
+                    np.matmul(turned_BGRK, keys_BGKS[..., block], out=weights_BGRS[..., block])
             if is_visible is not None:  # as in _visible, every token sees itself
                 np.copyto(weights_BGRS[..., :-1], -np.inf, where=~is_visible[..., : num_keys - 1].numpy())
             weights_BGRS -= weights_BGRS.max(-1, keepdims=True)

@@ -25,16 +25,32 @@ Step = Callable[[], None]
 
 
 class Buffer(NamedTuple):
-    """The same float32 numbers as a tensor and as an array: what is written to the one is read from the other."""
+    """The same float32 numbers as a tensor and as an array: what is written to the one is read from the other.
+
+    gain  a factor of each column that is still to be multiplied. A reader whose weights are multiplied with the numbers
+          anyway multiplies those, once, and saves every step the product.
+    """
 
     tensor: Tensor
     array: NDArray[np.float32]
+    gain: Tensor | None = None
 
     @classmethod
     def of(cls, *shape: int) -> "Buffer":
         """A new one, its numbers not set."""
         tensor = torch.empty(shape)
         return cls(tensor, tensor.numpy())
+
+    def write_to(self, other: "Buffer") -> None:
+        """Copy the numbers, the gain multiplied."""
+        if self.gain is None:
+            other.array[:] = self.array
+        else:
+            np.multiply(self.array, self.gain.numpy(), out=other.array)
+
+    def gained(self, weight: Tensor) -> Tensor:
+        """The weights (out, width) of a product with these numbers, the gain multiplied; they are not to be trained."""
+        return weight.detach() if self.gain is None else weight.detach() * self.gain
 
 
 def bind_norm(norm: Any, x: Buffer) -> tuple[Step, Buffer]:
@@ -54,8 +70,11 @@ def bind_ffn(ffn: Any, x: Buffer, into: Buffer) -> Step:
     if hasattr(ffn, "bind"):
         return ffn.bind(x, into)
 
+    whole = Buffer.of(*x.array.shape)
+
     def step() -> None:
-        into.tensor.add_(ffn(x.tensor))
+        x.write_to(whole)
+        into.tensor.add_(ffn(whole.tensor))
 
     return step
 
@@ -63,7 +82,7 @@ def bind_ffn(ffn: Any, x: Buffer, into: Buffer) -> Step:
 def bind_linear(x: Buffer, *layers: Any) -> tuple[Step, Buffer]:
     """Linear layers that read x, as one product: the step, and the buffer that it writes, outputs side by side."""
     weight = torch.cat([layer.weight for layer in layers]) if len(layers) > 1 else layers[0].weight
-    matrix = weight.detach().t()
+    matrix = x.gained(weight).t()
     y = Buffer.of(len(x.array), matrix.shape[1])
     if layers[0].bias is None:
 

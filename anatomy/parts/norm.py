@@ -79,18 +79,16 @@ class RMSNorm(_GainOnly):
         return F.rms_norm(x, self.gain.shape, self.gain, self.eps)
 
     def bind(self, x: Buffer) -> tuple[Step, Buffer]:
-        x_BD, y, gain_D = x.array, Buffer.of(*x.array.shape), self.gain.detach().numpy()
+        x_BD, y = x.array, Buffer.of(*x.array.shape)._replace(gain=self.gain.detach())
         y_BD, first_D, width, eps = y.array, x_BD[0], x_BD.shape[1], self.eps
 
         def step_of_one() -> None:  # a single row's size is a plain number, with which one counts faster
             inverse_rms = 1.0 / math.sqrt(float(first_D.dot(first_D)) / width + eps)
             np.multiply(x_BD, np.float32(inverse_rms), out=y_BD)
-            np.multiply(y_BD, gain_D, out=y_BD)
 
         def step_of_many() -> None:
             rms_B = np.sqrt(np.vecdot(x_BD, x_BD) / np.float32(width) + np.float32(eps))
             np.divide(x_BD, rms_B[:, None], out=y_BD)
-            np.multiply(y_BD, gain_D, out=y_BD)
 
         return step_of_one if len(x_BD) == 1 else step_of_many, y
 

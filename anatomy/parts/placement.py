@@ -49,10 +49,10 @@ class PostNorm(_Block):
         def step(turns: TurnArrays | None) -> None:
             attn(turns)
             attn_norm()
-            x.array[:] = attn_normed.array
+            attn_normed.write_to(x)
             ffn()
             ffn_norm()
-            x.array[:] = ffn_normed.array
+            ffn_normed.write_to(x)
 
         return step
 
