@@ -1,5 +1,6 @@
 """The README's commands work as they stand; its numbers that are stated elsewhere agree with them."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -54,6 +55,34 @@ def test_the_report_command_runs_after_a_sweep(tmp_path: Path, text_file: Path) 
     for words in commands("anatomy-report"):
         target = [word for word in words[1:] if not word.startswith("outputs")]
         assert "ffn=swiglu" in run(words[0], *target, cwd=tmp_path)
+
+
+def test_runs_speak_and_are_evaluated_and_opened_as_the_readme_says(tmp_path: Path, text_file: Path) -> None:
+    run("anatomy-train", "-m", "base=vanilla,llama", *SMALL, "corpus=files", f"corpus.path='{text_file}'", cwd=tmp_path)
+    for name in ("anatomy-sample", "anatomy-eval"):
+        (command,) = [command for command in COMMANDS if command.startswith(name)]
+        known = command.replace("In the beginning", "")  # which the made-up text lacks the letters of
+        expanded = subprocess.run(
+            ["bash", "-c", f"printf '%s\\0' {known}"], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        out = run(*expanded.stdout.split("\0")[:-1], cwd=tmp_path)
+        assert out.count("== ") == 2 if name == "anatomy-sample" else "3-gram table" in out
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    folder = next((tmp_path / "outputs" / "runs").glob("rms-*"))
+    opened = code.replace("RUN", folder.name) + "print(sum(tensor.numel() for tensor in model.parameters()))"
+    done = subprocess.run([sys.executable, "-c", opened], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == json.loads((folder / "result.json").read_text(encoding="utf-8"))["num_params"]
+
+
+def test_the_readmes_speeds_are_those_of_the_page_on_decoding() -> None:
+    page = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8")
+    (one, ratio, many, ratio_of_many) = re.search(
+        r"writes ([\d,]+) characters a second on one thread, ([\d.]+) times .*?\n([\d,]+) \(([\d.]+) times\)",
+        README,
+        re.DOTALL,
+    ).groups()
+    assert f"| 1 | 128 | {one} |" in page and f"| {ratio} (" in page
+    assert f"| 32 | 128 | {many} |" in page and f"| {ratio_of_many} (" in page
 
 
 def test_corpus_and_check_commands_run(tmp_path: Path) -> None:
