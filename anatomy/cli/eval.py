@@ -74,7 +74,7 @@ def command(
     if text == "":
         raise click.UsageError("--text needs the name of a file")
     loaded = load(run, weights=weights)
-    torch.set_num_threads(threads or loaded.config.train.threads)
+    torch.set_num_threads(threads or min(loaded.config.train.threads, os.cpu_count() or 1))
     result = evaluate(
         loaded,
         text=text,
