@@ -36,7 +36,7 @@ def attention_maps(model: Transformer, ids: Tensor) -> list[Tensor]:
 
 @contextmanager
 def watched_logits(model: Transformer, look: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """For a while, show `look` the index and the attention logits of every layer of every forward pass.
+    """For a while, show `look` the index and the attention logits of every layer of every forward pass without a cache.
 
     These are q k^T / sqrt(K), (B, H, T, T) in float32, -inf where the key comes after the query.
     """

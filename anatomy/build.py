@@ -131,6 +131,11 @@ def build_model(config: Config, num_symbols: int, *, device: str | torch.device 
             tied=config.tying == "tied",
             dropout=_dropout(config),
         )
+    if kept := sorted({name.split(".")[-1] for name, _ in model.named_buffers()}):
+        raise UserError(
+            f"parts keep buffers ({', '.join(kept)}): a run's files hold parameters alone; compute what follows from "
+            f"sizes and knobs in forward"
+        )
     return model if device == "meta" else model.to_empty(device=device)
 
 

@@ -110,6 +110,8 @@ class Vocabulary:
     def load(cls, path: Path) -> "Vocabulary":
         """Read what `save` wrote. Raises UserError if the file is absent or damaged."""
         try:
+            if path.exists() and not path.is_file():  # a pipe would wait for ever
+                raise ValueError("not a file")
             chars = json.loads(path.read_text(encoding="utf-8"))["chars"]
             chars.encode("utf-8")
             return cls(chars)

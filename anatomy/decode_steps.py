@@ -69,7 +69,7 @@ def _at(
     full_ms, empty_ms = times[: len(full)], times[len(full) :]
 
     def rows() -> Iterator[dict[str, Any]]:
-        for i, (n_kv_head, cache) in enumerate(zip(n_kv_heads, full, strict=True)):
+        for i, (n_kv_head, model, cache) in enumerate(zip(n_kv_heads, models, full, strict=True)):
             head_width = size.width // size.n_head
             step_us = median_of([1e3 * ms for ms in full_ms[i]])
             attending = [1 - bare / whole for whole, bare in zip(full_ms[i], empty_ms[i], strict=True)]
@@ -78,7 +78,7 @@ def _at(
                 "n_kv_head": n_kv_head,
                 "head_width": head_width,
                 "num_cached": num_cached,
-                "cache_bytes": cache_bytes(size.n_layer, n_kv_head, head_width, num_cached),
+                "cache_bytes": model.kv_bytes_per_token(model.embed.weight.itemsize) * num_cached,
                 "cache_bytes_measured": cache.nbytes,
                 **step_us.named("step_us"),
                 "tokens_per_s": 1e6 / step_us.value,
@@ -87,11 +87,6 @@ def _at(
             }
 
     return list(rows()), len(times[0])
-
-
-def cache_bytes(n_layer: int, n_kv_head: int, head_width: int, num_cached: int) -> int:
-    """The formula: a key and a value for each layer, key-value head, channel and token, in the dtype of the models."""
-    return 2 * n_layer * n_kv_head * head_width * num_cached * torch.get_default_dtype().itemsize
 
 
 def decoding_model(config: Config, size: Size, n_kv_head: int, num_symbols: int, device: torch.device) -> Transformer:

@@ -11,31 +11,35 @@ from torch import Tensor
 
 from anatomy.model import Cache, Transformer
 from anatomy.parts.attn import TurnArrays
-from anatomy.parts.binding import Buffer, bind_norm
+from anatomy.parts.binding import Buffer, bind_norm, says_how_it_is_bound
 
 NUM_PLACES = 64  # slots that are prepared at once
 
 
-def is_bindable(model: Transformer) -> bool:
-    """Whether a Decoder is for this model: its weights are float32, and on a CPU."""
-    weight = model.embed.weight
-    return weight.is_cpu and weight.dtype == torch.float32
+def is_bindable(model: Transformer, cache: Cache) -> bool:
+    """Whether a Decoder is for this model and cache: float32 on a CPU, and every block says how it is bound."""
+    tensors = (model.embed.weight, *(layer.keys for layer in cache.layers))
+    return all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in tensors) and all(
+        says_how_it_is_bound(block) and says_how_it_is_bound(block.attn) for block in model.blocks
+    )
 
 
 class Decoder:
     """The parts of a model bound to one cache (see anatomy.parts.binding): `Transformer.next_logits`, faster.
 
-    For models that are bindable. The cache must have been read into, and have room for every token to come. Weights
-    that change afterwards are not seen.
+    For a model and a cache that are bindable. The cache must have been read into, and have room for every token to
+    come. When weights change, make a new one.
 
-    Raises: ValueError past the last position.
+    Raises: ValueError past the last position; IndexError where the cache is full.
     """
 
+    @torch.inference_mode()
     def __init__(self, model: Transformer, cache: Cache) -> None:
         self._model, self._cache = model, cache
         self._embedding_VD = model.embed.weight.detach().numpy()
         self._x = Buffer.of(cache.batch_size, model.embed.embedding_dim)
         self._x_B1D = self._x.tensor.unsqueeze(1)
+        # Parts that only turn queries and keys give back what they were given.
         self._is_placed = model.pos(self._x_B1D, torch.zeros(1, dtype=torch.int64)) is not self._x_B1D
         layers = zip(model.blocks, cache.layers, strict=True)
         self._blocks = [block.bind(self._x, layer_cache) for block, layer_cache in layers]
@@ -46,8 +50,9 @@ class Decoder:
         self._places: list[tuple[Tensor, TurnArrays | None]] = []  # of the slots from `_first_slot` on
         self._first_slot = 0
 
+    @torch.inference_mode()
     def next_logits(self, ids: Sequence[int]) -> Tensor:
-        """What follows the next token of each of B texts: (B, V)."""
+        """What follows the next token of each of B texts, given as B ids: (B, V)."""
         position, turns = self._place_of_next()
         self._x.array[:] = self._embedding_VD[ids]
         if self._is_placed:
@@ -69,6 +74,8 @@ class Decoder:
     def _make_places(self) -> list[tuple[Tensor, TurnArrays | None]]:
         max_len = self._model.max_len
         num = NUM_PLACES if max_len is None else min(NUM_PLACES, max_len - self._cache.num_tokens_with(0))
+        if self._cache.padding is not None:
+            num //= self._cache.batch_size  # every text has turns of its own
         positions = self._model.positions(max(1, num), torch.device("cpu"), self._cache)
         by_slot = positions.split(1, dim=-1)
         rotation = self._model.pos.rotation(positions)

@@ -23,9 +23,10 @@ class Generation:
     first_index  the number of the first text, where only some of many are drawn at once
 
     The texts themselves stay whole: `texts` holds the ids of each, prompts included. Text number i draws from the
-    stream of (seed, i), so it comes out the same in whatever company.
+    stream of (seed, i), so it comes out the same in whatever company: logits differ by rounding alone. The model is put
+    into evaluation mode. Iterating again goes on with the texts.
 
-    Raises: ValueError for an empty prompt; while iterating, if the logits are not finite.
+    Raises: ValueError without prompts, for an empty one, or a window below 1; while iterating, NotFinite.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class Generation:
         use_cache: bool = True,
         first_index: int = 0,
     ) -> None:
-        if not all(map(len, prompts)):
-            raise ValueError("a text must begin with at least one token")
+        if not prompts or not all(map(len, prompts)):
+            raise ValueError("there must be texts, and each must begin with at least one token")
+        if window < 1:
+            raise ValueError(f"window={window}: a model must see at least one token")
         self.model, self.num_tokens, self.knobs = model, num_tokens, knobs
         if model.training:
             model.eval()
@@ -114,7 +117,7 @@ class Generation:
         """Add the last token of each text to the cache."""
         assert self._cache is not None
         ids = [text[-1] for text in self.texts]
-        if self._decoder is None and is_bindable(self.model):
+        if self._decoder is None and is_bindable(self.model, self._cache):
             self._decoder = Decoder(self.model, self._cache)
         if self._decoder is None:
             ids_B1 = torch.tensor(ids, device=self.model.embed.weight.device).unsqueeze(1)

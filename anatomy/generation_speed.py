@@ -64,13 +64,13 @@ def generation_speed(
                     "over_transformers": over and over.value,
                     "over_transformers_low": over and over.low,
                     "over_transformers_high": over and over.high,
-                    "cache_bytes": cache_bytes(model, case) if name == ANATOMY else None,
+                    "cache_bytes": _cache_bytes(model, case) if name == ANATOMY else None,
                 }
             )
     return rows
 
 
-def cache_bytes(model: Transformer, case: Case) -> dict[str, int]:
+def _cache_bytes(model: Transformer, case: Case) -> dict[str, int]:
     """What the cache of a case takes: as its tensors stand, and by the formula. The last token is never read."""
     generation = _generation(model, case, use_cache=True)
     next(iter(generation))

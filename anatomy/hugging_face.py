@@ -3,16 +3,27 @@
 from typing import Any
 
 from anatomy.model import Transformer
+from anatomy.parts.ffn import SwiGLU
+from anatomy.parts.norm import RMSNorm
+from anatomy.parts.placement import PreNorm
+from anatomy.parts.pos import RoPE
 
 
 def as_transformers_llama(model: Transformer, max_len: int) -> Any:
     """A `LlamaForCausalLM` with copies of the weights of a model that is made of LLaMA's parts.
 
-    max_len is what its config calls `max_position_embeddings`. Raises ImportError where transformers is not installed.
+    max_len is what its config calls `max_position_embeddings`.
+
+    Raises: ImportError where transformers is not installed; ValueError for other parts, biases, or padded vocabularies.
     """
     import transformers
 
     attn, ffn = model.blocks[0].attn, model.blocks[0].ffn
+    parts = (model.final_norm, model.pos, ffn, model.blocks[0])
+    if tuple(map(type, parts)) != (RMSNorm, RoPE, SwiGLU, PreNorm) or attn.q_proj.bias is not None:
+        raise ValueError("transformers' LLaMA has norm=rms placement=pre pos=rope ffn=swiglu bias=none, and no others")
+    if model.num_symbols != model.embed.num_embeddings:
+        raise ValueError("transformers' LLaMA would also draw the rows of the vocabulary that stand for no symbol")
     config = transformers.LlamaConfig(
         vocab_size=model.embed.num_embeddings,
         hidden_size=attn.width,

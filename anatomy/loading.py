@@ -71,7 +71,7 @@ class LoadedRun:
         seed: int = 0,
         window: int | None = None,
         use_cache: bool = True,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> list[Sample]:
         """Let the model go on with a prompt, `num_samples` times.
 

@@ -147,6 +147,8 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 def read_json(path: Path, kind: str) -> dict[str, Any] | None:
     """A JSON object of this schema, None where there is no file. Raises ValueError on anything else."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would wait for ever
+            raise ValueError("not a file")
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None

@@ -26,8 +26,8 @@ class Sample:
 
     text            the prompt, whole, and the continuation
     num_tokens      of the continuation
-    tokens_per_s    of all samples drawn side by side with it, together, the reading of the prompt included; None where
-                    nothing was drawn
+    tokens_per_s    of all samples drawn side by side with it, together, the reading of the prompt included, and what
+                    was drawn behind a stop left out; None where nothing was drawn
     kv_cache_bytes  what the cache set aside for this text; 0 without a cache
     is_cut          whether the text outgrew the window, so that the model no longer saw its beginning
     """
@@ -52,7 +52,7 @@ def sample(
     knobs: Knobs = DEFAULT_KNOBS,
     seed: int = 0,
     use_cache: bool = True,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     watch: Watch | None = None,
 ) -> list[Sample]:
     """Go on with a prompt, `num_samples` times. The model is put into evaluation mode.
@@ -63,10 +63,12 @@ def sample(
     window     how many tokens the model sees at most (see Generation)
     num_tokens how many to draw for each text; `stop` may end it earlier
     seed       sample i draws from the stream of (seed, i): it comes out the same however many are drawn beside it
-    stop       strings; a text ends right behind the first occurrence of one in its continuation, which keeps it
+    stop       a string or several; a text ends right behind the first occurrence of one in its continuation, and
+               keeps it
 
     Raises: UserError for what cannot be asked for; NotFinite if there is nothing to draw from.
     """
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
     ids = prompt_ids(vocabulary, prompt)
     check_window(model, window)
     faults = [
@@ -76,7 +78,7 @@ def sample(
     ]
     if not 0 <= seed <= MAX_SEED:
         faults.append(f"seed={seed}: must be a whole number from 0 to {MAX_SEED}")
-    if "" in stop:
+    if "" in stops:
         faults.append("stop='': an empty string would end every text at once; give the characters to stop at")
     if faults:
         raise UserError("\n".join(faults))
@@ -94,7 +96,7 @@ def sample(
             use_cache=use_cache,
             first_index=first,
         )
-        samples += _carry_out(generation, vocabulary, prompt, tuple(stop), watch, first)
+        samples += _carry_out(generation, vocabulary, prompt, stops, watch, first)
     return samples
 
 

@@ -108,10 +108,11 @@ def target_losses(
 def ngram_nats(tables: NgramTables, corpus: Corpus, windows: Windows) -> dict[str, float]:
     """The mean loss of each n-gram table, keys "1" to "6", on the same targets and with the same knowledge, nats."""
     sums = np.zeros(MAX_N)
-    for length, num_counted, chosen in windows.alike():
+    for whole_length, num_counted, chosen in windows.alike():
+        length = min(whole_length, num_counted + MAX_N - 1)  # no table looks further back
         num_at_once = max(1, NGRAMS_AT_ONCE // length)
         for begin in range(0, len(chosen), num_at_once):
-            starts = windows.starts[chosen[begin : begin + num_at_once]]
+            starts = windows.starts[chosen[begin : begin + num_at_once]] + whole_length - length
             losses = tables.losses_nats(corpus.ids[starts[:, None] + np.arange(length + 1)])
             sums += losses[:, :, -num_counted:].sum(axis=(1, 2))
     return {str(n): float(total / windows.num_targets) for n, total in enumerate(sums, start=1)}

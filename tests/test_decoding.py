@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import NUM_SYMBOLS, options, tiny_ids, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,10 +14,12 @@ from anatomy.axes import AXES, BASES, VALUE_AXES
 from anatomy.build import part_classes
 from anatomy.decoding import Decoder, is_bindable
 from anatomy.generation import Generation
-from anatomy.model import Transformer
-from anatomy.parts.attn import KVCache
+from anatomy.model import Cache, Transformer
+from anatomy.parts.attn import GroupedQuery, KVCache
 from anatomy.parts.binding import Buffer, bind_ffn, bind_norm
-from anatomy.parts.pos import RoPE
+from anatomy.parts.ffn import SwiGLU
+from anatomy.parts.norm import RMSNorm
+from anatomy.parts.pos import RoPE, Rotation
 from anatomy.sampling import Knobs
 
 LENGTH = 11
@@ -106,7 +109,21 @@ def test_in_bfloat16_pieces_agree_with_one_pass_to_its_precision(base: str) -> N
     assert_same(whole.float(), exact, 2**-4)
     cache = rounded.new_cache(LENGTH)
     rounded(ids, cache)
-    assert cache.layers[0].keys.dtype == torch.bfloat16 and not is_bindable(rounded) and is_bindable(model.float())
+    assert cache.layers[0].keys.dtype == torch.bfloat16 and not is_bindable(rounded, cache)
+
+
+@pytest.mark.parametrize(("fast", "few"), [(1, 10**6), (6, 10**6), (4, 12), (1024, 0)])
+@pytest.mark.parametrize("attn", options("attn"))
+def test_attention_to_many_keys_is_that_to_few(attn: str, fast: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block by block, by PyTorch from some length on, and by PyTorch alone; with padding and without."""
+    monkeypatch.setattr("anatomy.parts.attn.FAST_LOGITS", fast)
+    monkeypatch.setattr("anatomy.parts.attn.FEW_LOGITS", few)
+    model, ids = random_model(**{**BASES["llama"], "attn": attn}), tiny_ids(2)
+    assert_same(read_token_by_token(model, ids, 3), model(ids))
+    found = read_token_by_token(model, ids, 3, torch.tensor([0, 5]))
+    assert found.isfinite().all()
+    assert_same(found[:1], model(ids[:1]))
+    assert_same(found[1:, 5:], model(ids[1:, 5:]))
 
 
 # ---------------------------------------------------------------------------------------------- the cache
@@ -177,6 +194,15 @@ def test_a_cropped_cache_goes_on_from_there() -> None:
         cache.crop(12)
 
 
+def test_a_cache_goes_on_with_as_many_texts_as_it_holds() -> None:
+    model, ids = random_model(**BASES["llama"]), tiny_ids(2)
+    cache = model.new_cache(LENGTH)
+    model(ids[:, :4], cache)
+    with pytest.raises(ValueError, match="a cache of 2 texts cannot go on with 1"):
+        model(ids[:1, 4:], cache)
+    assert_same(model(ids[:, 4:], cache), model(ids)[:, 4:])
+
+
 def test_another_prompt_knows_nothing_of_the_first() -> None:
     model = random_model(**BASES["llama"])
     other, own = tiny_ids(1, 9, seed=1), tiny_ids(1, 9, seed=2)
@@ -219,21 +245,120 @@ def test_turns_are_what_a_rotation_does_as_matrices() -> None:
 
 
 class Doubling(nn.Module):
-    """A part that does not say how it is bound."""
+    """A part that does not say how it is bound, and knows its input as training gives it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
+        batch_size, num_tokens, width = x.shape
+        return 2 * x.view(batch_size, num_tokens, width)
 
 
-def test_a_part_that_does_not_say_how_it_is_bound_is_called() -> None:
+class OtherNorm(RMSNorm):
+    """A norm that inherits how it is bound, and computes something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * super().forward(x)
+
+
+class GEGLU(SwiGLU):
+    """The same of an FFN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.gelu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class NormedQueries(GroupedQuery):
+    """The same of attention, by overriding what `bind` computes in its own way."""
+
+    def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, rotation)
+        return F.normalize(q, dim=-1), k, v
+
+
+class Plain(nn.Module):
+    """Attention that does not say how it is bound."""
+
+    def __init__(self, attn: nn.Module) -> None:
+        super().__init__()
+        self.attn = attn
+
+    def forward(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None = None) -> Tensor:
+        return self.attn(x, rotation, cache)
+
+
+def test_a_part_that_does_not_say_how_it_is_bound_is_called_as_in_training() -> None:
     x, into = Buffer.of(2, 3), Buffer.of(2, 3)
     into.tensor.fill_(5.0)
     norm, y = bind_norm(Doubling(), x)
-    ffn = bind_ffn(Doubling(), x, into)
+    ffn = bind_ffn(Doubling(), x._replace(gain=torch.tensor([1.0, 2.0, 3.0])), into)
     x.array[:] = 2.0
     norm()
     ffn()
-    assert y.array.tolist() == [[4.0] * 3] * 2 and into.tensor.tolist() == [[9.0] * 3] * 2
+    assert y.array.tolist() == [[4.0] * 3] * 2 and into.tensor.tolist() == [[9.0, 13.0, 17.0]] * 2
+
+
+@pytest.mark.parametrize("part", ["attn_norm", "ffn", "attn", "plain"])
+def test_a_part_that_computes_otherwise_than_its_parent_is_decoded_as_it_computes(part: str) -> None:
+    model, ids = random_model(**BASES["llama"]), tiny_ids(2)
+    before = model(ids)
+    for block in model.blocks:
+        kinds = {"attn_norm": OtherNorm, "ffn": GEGLU, "attn": NormedQueries}
+        if part == "plain":
+            block.attn = Plain(block.attn)
+        else:
+            getattr(block, part).__class__ = kinds[part]
+    whole = model(ids)
+    assert torch.equal(whole, before) is (part == "plain")
+    for use_cache in (True, False):
+        greedy = Generation(
+            model,
+            ids[:, :4].tolist(),
+            num_tokens=7,
+            knobs=Knobs(temperature=0.0),
+            seed=0,
+            window=11,
+            use_cache=use_cache,
+        )
+        list(greedy)
+        assert all(
+            text[4 + t] == model(torch.tensor([text[: 4 + t]]))[0, -1].argmax()
+            for text in greedy.texts
+            for t in range(7)
+        )
+    cache = model.new_cache(LENGTH)
+    model(ids[:, :3], cache)
+    assert is_bindable(model, cache) is (part in ("attn_norm", "ffn"))
+
+
+def test_models_are_decoded_whatever_the_surroundings() -> None:
+    model = random_model(**BASES["llama"])
+
+    def text() -> list[list[int]]:
+        generation = Generation(model, [[1, 2, 3]], num_tokens=6, knobs=Knobs(0.0), seed=0, window=11)
+        list(generation)
+        return generation.texts
+
+    plain = text()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert len(text()[0]) == 9
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert text() == plain
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.requires_grad_(True)
+    assert text() == plain
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_numbers_that_are_not_finite_show_in_the_logits(batch_size: int) -> None:
+    model = random_model(**{**BASES["llama"], "norm": "rms"})
+    for module in model.modules():
+        if isinstance(module, RMSNorm):
+            module.eps = 0.0
+    model.embed.weight[3] = 0.0  # a token whose size is none
+    cache = model.new_cache(5)
+    model(torch.ones(batch_size, 2, dtype=torch.int64), cache)
+    assert Decoder(model, cache).next_logits([3] * batch_size).isnan().all()
 
 
 # ---------------------------------------------------------------------------------------------- whole texts
@@ -257,6 +382,28 @@ def test_texts_with_and_without_a_cache_are_the_same_beyond_the_window_too(
     alone = Generation(model, prompts[:1], num_tokens=25, knobs=knobs, seed=3, window=window)
     list(alone)
     assert alone.texts == texts[0][:1]
+
+
+def test_of_a_full_window_the_older_half_is_dropped() -> None:
+    model = random_model(**BASES["llama"])
+    seen: list[list[list[int]]] = []
+    read = model.next_logits
+
+    def noting(ids: Tensor, cache: Cache) -> Tensor:
+        seen.append(ids.tolist())
+        return read(ids, cache)
+
+    model.next_logits = noting  # type: ignore[method-assign]
+    generation = Generation(model, [[*range(9)]], num_tokens=8, knobs=Knobs(0.0), seed=0, window=5)
+    list(generation)
+    text = generation.texts[0]
+    assert seen == [[text[4:9]], [text[8:10]], [text[12:14]]]
+
+
+@pytest.mark.parametrize(("prompts", "window"), [([], 5), ([[1], []], 5), ([[1]], 0)])
+def test_what_cannot_be_gone_on_with_is_refused(prompts: list[list[int]], window: int) -> None:
+    with pytest.raises(ValueError, match=r"at least one|window=0"):
+        Generation(random_model(), prompts, num_tokens=1, knobs=Knobs(), seed=0, window=window)
 
 
 def test_one_text_takes_room_for_what_it_reads_or_for_the_window() -> None:

@@ -20,7 +20,7 @@ from anatomy.about import offered
 from anatomy.arm_steps import arm_steps, base_of, distinct_arms
 from anatomy.build import build_model
 from anatomy.config import Config
-from anatomy.decode_steps import LARGE, Size, cache_bytes, decode_steps, decoding_model, filled_cache
+from anatomy.decode_steps import LARGE, Size, decode_steps, decoding_model, filled_cache
 from anatomy.measures import KINDS, are_known, ensure_measures, take
 from anatomy.measures_file import Measures, read_measures
 from anatomy.norm_calls import forms_of, has_fused_rms_norm, norm_calls, norms
@@ -135,7 +135,7 @@ def test_rows_of_norms_name_what_was_timed_and_hold_it_against_layer() -> None:
 def test_the_cache_takes_the_bytes_of_the_formula_and_a_model_has_the_heads_asked_for(n_kv_head: int) -> None:
     model = decoding_model(compose(*TINY, "match=params"), Size(48, 2, 8), n_kv_head, NUM_SYMBOLS, CPU)
     cache = filled_cache(model, 13)
-    assert cache_bytes(2, n_kv_head, 6, 13) == 2 * 2 * n_kv_head * 6 * 13 * 4 == cache.nbytes
+    assert model.kv_bytes_per_token(4) * 13 == 2 * 2 * n_kv_head * 6 * 13 * 4 == cache.nbytes
     assert cache.layers[0].keys.shape == (1, n_kv_head, 13, 6) and cache.num_cached == 12
 
 
@@ -152,8 +152,9 @@ def test_rows_of_decoding_cover_both_sizes_and_every_number_of_heads(monkeypatch
 
 
 def test_the_large_cache_outweighs_the_small_one_and_stays_below_a_gigabyte() -> None:
-    sizes = [cache_bytes(LARGE.n_layer, heads, LARGE.width // LARGE.n_head, 16384) for heads in (8, 4, 2, 1)]
-    assert cache_bytes(3, 4, 12, 16384) < sizes[0] and sum(sizes) < 2**30
+    large = [decoding_model(compose(*TINY), LARGE, heads, NUM_SYMBOLS, torch.device("meta")) for heads in (8, 4, 2, 1)]
+    sizes = [16384 * model.kv_bytes_per_token(4) for model in large]
+    assert sizes[0] > 16384 * 2 * 3 * 4 * 12 * 4 and sum(sizes) < 2**30
 
 
 # ---------------------------------------------------------------------------------------------- training steps

@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 import transformers
-from conftest import compose, tiny_ids, tiny_model
+from conftest import NUM_SYMBOLS, TINY, compose, tiny_ids, tiny_model
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from anatomy.axes import BASES
 from anatomy.build import build_model, derived
+from anatomy.errors import UserError
 from anatomy.hugging_face import as_transformers_llama
 from anatomy.model import Transformer, init_digests, initialise
 
@@ -193,6 +195,29 @@ def test_llama_computes_what_transformers_does() -> None:
     ids = tiny_ids(length=71)
     with torch.no_grad():
         assert (model(ids) - theirs(ids).logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "word", ["norm=layer", "norm=layer_nobias", "placement=post", "ffn=gelu", "pos=learned", "bias=all"]
+)
+def test_what_is_no_llama_is_not_handed_to_transformers_as_one(word: str) -> None:
+    parts = {**BASES["llama"], **dict([word.split("=")])}
+    with pytest.raises(ValueError, match="norm=rms placement=pre pos=rope ffn=swiglu bias=none, and no others"):
+        as_transformers_llama(tiny_model(*(f"{axis}={part}" for axis, part in parts.items())), 128)
+    with pytest.raises(ValueError, match="no symbol"):
+        as_transformers_llama(tiny_model("base=llama", "model.vocab_size=40"), 128)
+
+
+def test_a_part_with_a_buffer_is_refused_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(nn.Module):
+        def __init__(self, width: int, *, eps: float = 1e-5) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+    monkeypatch.setattr("anatomy.parts.norm.LayerNorm", Counting)
+    Counting.__module__ = "anatomy.parts.norm"
+    with pytest.raises(UserError, match=r"parts keep buffers \(calls\)"):
+        build_model(compose(*TINY), NUM_SYMBOLS)
 
 
 def test_gpt2_computes_what_transformers_does() -> None:

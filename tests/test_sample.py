@@ -156,6 +156,14 @@ def long_texts(num_samples: int = 4) -> list[str]:
     return [text.continuation for text in made]
 
 
+def test_one_stop_string_may_come_without_a_list() -> None:
+    stop = "".join(sample(lively(), VOCABULARY, "no", window=11, num_tokens=60, knobs=WARM)[0].continuation[9:11])
+    alone, listed = (
+        sample(lively(), VOCABULARY, "no", window=11, num_tokens=60, knobs=WARM, stop=each) for each in (stop, [stop])
+    )
+    assert alone[0].text == listed[0].text and alone[0].text.endswith(stop)
+
+
 def test_each_text_ends_behind_the_first_stop_string_in_its_continuation() -> None:
     whole = long_texts()
     stops = (whole[0][20:22], whole[1][3:5], whole[2][30:33])

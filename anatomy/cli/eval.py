@@ -17,6 +17,7 @@ from anatomy.errors import UserError
 if TYPE_CHECKING:
     from anatomy.corpus import Corpus, Vocabulary
     from anatomy.loading import LoadedRun, Weights
+    from anatomy.scoring import Windows
 
 RECORDED = {"last": "test_loss_nats", "best": "test_loss_nats_at_best"}  # the record's loss of these weights
 UNITS = {"nats/char": ".4f", "bits/char": ".4f", "bits/byte": ".4f", "perplexity": ",.3f"}
@@ -130,11 +131,11 @@ def evaluate(
         losses[length] = finite(mean_nats(scored))
         if losses[length] is None:
             notes.append(f"length {length}: the loss is not a finite number; these weights are no model")
-    rungs, reason = _rungs(run, corpus, first, is_own=text is None)
+    rungs, reason = _rungs(run, corpus, windows[first], is_own=text is None)
     if reason:
         notes.append(reason)
     if losses[first] is None:
-        notes.append(f"loss_nats and its units would be those of length {first}, the first asked for: there are none")
+        notes.append(f"length {first} was asked for first, so loss_nats and the other units are null")
     if text is not None:
         notes += corpus.notes
     elif corpus.test_is_val:
@@ -248,10 +249,12 @@ def _unreadable(run: "LoadedRun", longest: dict[int, int]) -> dict[int, str]:
     return unreadable
 
 
-def _rungs(run: "LoadedRun", corpus: "Corpus", length: int, *, is_own: bool) -> tuple[dict[str, Any], str | None]:
+def _rungs(
+    run: "LoadedRun", corpus: "Corpus", windows: "Windows", *, is_own: bool
+) -> tuple[dict[str, Any], str | None]:
     """The tables of n characters, fitted on the run's training part, and xz on the very text; why there are none."""
     from anatomy.rungs import MAX_N, NgramTables, xz_nats_per_char
-    from anatomy.scoring import ngram_nats, plan_windows
+    from anatomy.scoring import ngram_nats
 
     none = dict.fromkeys(map(str, range(1, MAX_N + 1)))
     xz = {"xz": xz_nats_per_char(corpus.text("test"))}
@@ -261,7 +264,7 @@ def _rungs(run: "LoadedRun", corpus: "Corpus", length: int, *, is_own: bool) -> 
         return none | xz, f"no n-gram tables, which are fitted on the run's training part: {error}"
     with _telling(f"n-gram tables: fitting on {fitted.num_train_chars:,} characters"):
         tables = NgramTables(fitted.ids, fitted.train, len(fitted.vocabulary))
-        return ngram_nats(tables, corpus, plan_windows(corpus.test, length, length)) | xz, None
+        return ngram_nats(tables, corpus, windows) | xz, None
 
 
 def _num_bytes_of_targets(corpus: "Corpus") -> int:
@@ -296,7 +299,7 @@ def show(result: dict[str, Any]) -> None:
 
     out, text, targets = console(), result["text"], f"{result['num_targets']:,}"
     part = "its test part" if text["part"] == "test" else "the whole file"
-    out.print(f"{result['run']}, {result['weights']} weights")
+    out.print(f"{printable(result['run'])}, {result['weights']} weights")
     out.print(
         f"{printable(text['name'])}, {part}: {result['num_chars']:,} characters in "
         f"{result['num_stretches']:,} stretch{'es' if result['num_stretches'] > 1 else ''}, {targets} predicted\n"

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from anatomy.parts.binding import Buffer, bind_linear, bind_linear_into
 from anatomy.parts.pos import Rotation
 
-TurnArrays = tuple[NDArray[np.float32], NDArray[np.float32]]
+Floats = NDArray[np.float32]
+TurnArrays = tuple[Floats, Floats]
 """The matrices that turn the queries and the keys of one position, (K, K) each, or (B, K, K)."""
 
 AttentionStep = Callable[[TurnArrays | None], None]
@@ -49,7 +50,12 @@ class KVCache:
         return self.keys.nbytes + self.values.nbytes
 
     def extend(self, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the next T tokens. Returns the keys and values of all S tokens so far: views, not copies."""
+        """Add the next T tokens. Returns the keys and values of all S tokens so far: views, not copies.
+
+        Raises: ValueError unless there are as many texts as before.
+        """
+        if self.num_cached and len(k_BGTK) != len(self.keys):
+            raise ValueError(f"a cache of {len(self.keys)} texts cannot go on with {len(k_BGTK)}")
         start, stop = self.num_cached, self.num_cached + k_BGTK.shape[2]
         if self.keys.numel() == 0 or stop > self.num_slots:
             self._take_room(k_BGTK, stop)
@@ -120,7 +126,7 @@ class _GroupedAttention(nn.Module):
     def bind(self, x: Buffer, into: Buffer, cache: KVCache) -> AttentionStep:
         """Attention of the next token of each text, read from x and added to `into`; see anatomy.parts.binding.
 
-        The cache must have been read into, and must have room for every step.
+        The cache must have been read into by these texts, and must have room for every step (IndexError without).
         """
         batch_size, n_head, n_kv_head, head_width = len(x.array), self.n_head, self.n_kv_head, self.head_width
         qkv_step, qkv = bind_linear(x, self.q_proj, self.k_proj, self.v_proj)
@@ -129,36 +135,12 @@ class _GroupedAttention(nn.Module):
         turned, mixed = (Buffer.of(batch_size, n_head * head_width) for _ in range(2))
         o_step = bind_linear_into(mixed, self.o_proj, into)
         turned_BHK = turned.array.reshape(q_BHK.shape)
-        shape_BGRK = (batch_size, n_kv_head, num_shared := n_head // n_kv_head, head_width)
+        shape_BGRK = (batch_size, n_kv_head, n_head // n_kv_head, head_width)
         turned_BGRK, mixed_BGRK = turned.array.reshape(shape_BGRK), mixed.array.reshape(shape_BGRK)
         keys_BGSK, values_BGSK = cache.keys.numpy(), cache.values.numpy()
-        keys_BGKS = keys_BGSK.swapaxes(2, 3)
-        keys_at_once, scale, is_visible = max(1, FAST_LOGITS // num_shared), np.float32(head_width**-0.5), None
+        is_padding = None
         if cache.padding is not None:
-            is_visible = (torch.arange(cache.num_slots) >= cache.padding[:, None])[:, None, None]
-
-        def attend_to_few(num_keys: int) -> None:
-            if num_keys <= keys_at_once:
-                weights_BGRS = np.matmul(turned_BGRK, keys_BGKS[..., :num_keys])
-            else:
-                weights_BGRS = np.empty((*shape_BGRK[:3], num_keys), dtype=np.float32)
-                for start in range(0, num_keys, keys_at_once):
-                    block = slice(start, min(start + keys_at_once, num_keys))
-                    np.matmul(turned_BGRK, keys_BGKS[..., block], out=weights_BGRS[..., block])
-            if is_visible is not None:  # as in _visible, every token sees itself
-                np.copyto(weights_BGRS[..., :-1], -np.inf, where=~is_visible[..., : num_keys - 1].numpy())
-            weights_BGRS -= weights_BGRS.max(-1, keepdims=True)
-            weights_BGRS *= scale
-            np.exp(weights_BGRS, out=weights_BGRS)
-            weights_BGRS /= weights_BGRS.sum(-1, keepdims=True)
-            np.matmul(weights_BGRS, values_BGSK[:, :, :num_keys], out=mixed_BGRK)
-
-        def attend_to_many(num_keys: int) -> None:
-            keys, values = cache.keys.narrow(2, 0, num_keys), cache.values.narrow(2, 0, num_keys)
-            mask = None if is_visible is None else is_visible.narrow(3, 0, num_keys)
-            mixed_BGRK[:] = F.scaled_dot_product_attention(
-                turned.tensor.view(shape_BGRK), keys, values, attn_mask=mask
-            ).numpy()
+            is_padding = (np.arange(cache.num_slots) < cache.padding.numpy()[:, None])[:, None, None]
 
         def step(turns: TurnArrays | None) -> None:
             slot, num_keys = cache.num_cached, cache.num_cached + 1
@@ -171,11 +153,39 @@ class _GroupedAttention(nn.Module):
                 np.matmul(k_BGK, turns[1], out=keys_BGSK[:, :, slot])
             values_BGSK[:, :, slot] = v_BGK
             cache.num_cached = num_keys
-            attend = attend_to_few if num_shared * num_keys <= FEW_LOGITS else attend_to_many
-            attend(num_keys)
+            if shape_BGRK[2] * num_keys <= FEW_LOGITS:
+                hidden = None if is_padding is None else is_padding[..., :slot]
+                _attend_to_few(
+                    turned_BGRK, keys_BGSK[:, :, :num_keys], values_BGSK[:, :, :num_keys], hidden, mixed_BGRK
+                )
+            else:
+                q_BH1K = turned.tensor.view(batch_size, n_head, 1, head_width)
+                keys, values = cache.keys.narrow(2, 0, num_keys), cache.values.narrow(2, 0, num_keys)
+                mixed.tensor.copy_(_attend(q_BH1K, keys, values, cache.padding).squeeze(1))
             o_step()
 
         return step
+
+
+def _attend_to_few(
+    q_BGRK: Floats, k_BGSK: Floats, v_BGSK: Floats, is_padding: NDArray[np.bool_] | None, mixed_BGRK: Floats
+) -> None:
+    """Attention of one token over few keys, in NumPy, into `mixed`. Padding is told of all keys but the token's own."""
+    k_BGKS, num_keys, num_at_once = k_BGSK.swapaxes(2, 3), k_BGSK.shape[2], max(1, FAST_LOGITS // q_BGRK.shape[2])
+    if num_keys <= num_at_once:
+        weights_BGRS = np.matmul(q_BGRK, k_BGKS)
+    else:
+        weights_BGRS = np.empty((*q_BGRK.shape[:3], num_keys), dtype=np.float32)
+        for start in range(0, num_keys, num_at_once):
+            block = slice(start, min(start + num_at_once, num_keys))
+            np.matmul(q_BGRK, k_BGKS[..., block], out=weights_BGRS[..., block])
+    if is_padding is not None:  # as in _visible, every token sees itself
+        np.copyto(weights_BGRS[..., :-1], -np.inf, where=is_padding)
+    weights_BGRS -= weights_BGRS.max(-1, keepdims=True)
+    weights_BGRS *= np.float32(q_BGRK.shape[3] ** -0.5)
+    np.exp(weights_BGRS, out=weights_BGRS)
+    weights_BGRS /= weights_BGRS.sum(-1, keepdims=True)
+    np.matmul(weights_BGRS, v_BGSK, out=mixed_BGRK)
 
 
 def _attend(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, padding: Tensor | None) -> Tensor:

@@ -2,17 +2,18 @@
 
 A part that reads a text whole is called with new tensors and returns new ones. To go on with a text token by token it
 is bound instead: told once where it will find its input and where its output goes, it gives back a function without
-arguments, a step, which does the same to the numbers that lie there. Nothing is allocated or looked up that could be
-before, and what is no product with weights is left to NumPy, whose calls cost a third of PyTorch's. So it is for
-float32 on a CPU. A part says how it is bound in a method `bind`; a norm or an FFN that does not is bound by its
-`forward`.
+arguments, a step, which does the same to the numbers that lie there. What can be allocated and looked up beforehand is,
+and what is no product with weights is left to NumPy, whose calls cost a third of PyTorch's. So it is for float32 on a
+CPU. A part says how it is bound in a method `bind`; a norm or an FFN that does not is bound by its `forward`, and a
+model whose blocks or attention do not is read by `forward` throughout (see `says_how_it_is_bound`).
 
-Weights are read where they lie or, where several are joined into one product, copied: a step does not learn of weights
-that change afterwards. There is no dropout.
+Some weights are read where they lie, others are copied: when weights change, what was bound before is worthless. There
+is no dropout, and hooks of modules are not called.
 
 Shapes: a buffer holds one row a text, (B, width).
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ class Buffer(NamedTuple):
     @classmethod
     def of(cls, *shape: int) -> "Buffer":
         """A new one, its numbers not set."""
-        tensor = torch.empty(shape)
+        tensor = torch.empty(shape, dtype=torch.float32, device="cpu")
         return cls(tensor, tensor.numpy())
 
     def write_to(self, other: "Buffer") -> None:
@@ -53,28 +54,44 @@ class Buffer(NamedTuple):
         return weight.detach() if self.gain is None else weight.detach() * self.gain
 
 
+def says_how_it_is_bound(part: Any) -> bool:
+    """Whether a part's `bind` speaks for what the part computes.
+
+    A class that inherits `bind` and overrides what it stands for, `forward` or attention's `project`, has none of its
+    own: the one that it inherits would compute something else.
+    """
+    homes = {name: _home(type(part), name) for name in ("bind", "forward", "project")}
+    return homes["bind"] <= min(homes["forward"], homes["project"])
+
+
+def _home(kind: type, name: str) -> float:
+    """How far up among a class's ancestors a method is defined; infinity where it is not."""
+    return next((place for place, ancestor in enumerate(kind.__mro__) if name in vars(ancestor)), math.inf)
+
+
 def bind_norm(norm: Any, x: Buffer) -> tuple[Step, Buffer]:
     """A norm that reads x: the step, and the buffer that it writes."""
-    if hasattr(norm, "bind"):
+    if says_how_it_is_bound(norm):
         return norm.bind(x)
+    assert x.gain is None, "a norm reads the stream, which no gain is left to"
     y = Buffer.of(*x.array.shape)
 
     def step() -> None:
-        y.tensor.copy_(norm(x.tensor))
+        y.tensor.copy_(norm(x.tensor.unsqueeze(1)).squeeze(1))
 
     return step, y
 
 
 def bind_ffn(ffn: Any, x: Buffer, into: Buffer) -> Step:
     """An FFN that reads x and adds its output to `into`, which may be x itself."""
-    if hasattr(ffn, "bind"):
+    if says_how_it_is_bound(ffn):
         return ffn.bind(x, into)
 
     whole = Buffer.of(*x.array.shape)
 
     def step() -> None:
         x.write_to(whole)
-        into.tensor.add_(ffn(whole.tensor))
+        into.tensor.add_(ffn(whole.tensor.unsqueeze(1)).squeeze(1))
 
     return step
 
@@ -100,7 +117,7 @@ def bind_linear(x: Buffer, *layers: Any) -> tuple[Step, Buffer]:
 
 def bind_linear_into(x: Buffer, layer: Any, into: Buffer) -> Step:
     """A Linear layer that reads x and adds its output to `into`."""
-    matrix = layer.weight.detach().t()
+    matrix = x.gained(layer.weight).t()
     bias = None if layer.bias is None else layer.bias.detach().numpy()
 
     def step() -> None:

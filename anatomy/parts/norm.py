@@ -3,7 +3,6 @@
 Every norm here works on the last dimension, takes its statistics in float32 and returns the dtype it was given.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -80,15 +79,15 @@ class RMSNorm(_GainOnly):
 
     def bind(self, x: Buffer) -> tuple[Step, Buffer]:
         x_BD, y = x.array, Buffer.of(*x.array.shape)._replace(gain=self.gain.detach())
-        y_BD, first_D, width, eps = y.array, x_BD[0], x_BD.shape[1], self.eps
+        y_BD, first_D = y.array, x_BD[0]
+        width, eps, one = np.float32(x_BD.shape[1]), np.float32(self.eps), np.float32(1)
 
-        def step_of_one() -> None:  # a single row's size is a plain number, with which one counts faster
-            inverse_rms = 1.0 / math.sqrt(float(first_D.dot(first_D)) / width + eps)
-            np.multiply(x_BD, np.float32(inverse_rms), out=y_BD)
+        def step_of_one() -> None:  # a single row's size is a single number, with which NumPy counts faster
+            np.multiply(x_BD, one / np.sqrt(first_D.dot(first_D) / width + eps), out=y_BD)
 
         def step_of_many() -> None:
-            rms_B = np.sqrt(np.vecdot(x_BD, x_BD) / np.float32(width) + np.float32(eps))
-            np.divide(x_BD, rms_B[:, None], out=y_BD)
+            inverse_rms_B = one / np.sqrt(np.vecdot(x_BD, x_BD) / width + eps)
+            np.multiply(x_BD, inverse_rms_B[:, None], out=y_BD)
 
         return step_of_one if len(x_BD) == 1 else step_of_many, y
 
