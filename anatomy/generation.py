@@ -73,14 +73,13 @@ class Generation:
             if is_full:
                 self._slide()
                 room = self.window - max(map(len, self._seen()))
-            with torch.inference_mode():  # entered for each token anew: it must not reach into the caller's own code
-                if not self.use_cache:
-                    logits_BV = self._read_each_alone()
-                elif is_full:
-                    logits_BV = self._read_anew(self.num_tokens - num_drawn)
-                else:
-                    logits_BV = self._read_last()
-                ids = next_ids(logits_BV, self.knobs, self.streams)
+            if not self.use_cache:
+                logits_BV = self._read_each_alone()
+            elif is_full:
+                logits_BV = self._read_anew(self.num_tokens - num_drawn)
+            else:
+                logits_BV = self._read_last()
+            ids = next_ids(logits_BV, self.knobs, self.streams)
             for text, new in zip(self.texts, ids, strict=True):
                 text.append(new)
             yield ids
@@ -94,10 +93,12 @@ class Generation:
     def _seen(self) -> list[list[int]]:
         return [text[begin:] for text, begin in zip(self.texts, self.begins, strict=True)]
 
+    @torch.inference_mode()
     def _read_each_alone(self) -> Tensor:
         device = self.model.embed.weight.device
         return torch.cat([self.model(torch.tensor([ids], device=device))[:, -1] for ids in self._seen()])
 
+    @torch.inference_mode()
     def _read_anew(self, num_left: int) -> Tensor:
         """Fill the cache with what the model sees of all texts. They end together; shorter ones are padded in front."""
         seen, device = self._seen(), self.model.embed.weight.device
@@ -119,7 +120,8 @@ class Generation:
         ids = [text[-1] for text in self.texts]
         if self._decoder is None and is_bindable(self.model, self._cache):
             self._decoder = Decoder(self.model, self._cache)
-        if self._decoder is None:
+        if self._decoder is not None:
+            return self._decoder.next_logits(ids)
+        with torch.inference_mode():
             ids_B1 = torch.tensor(ids, device=self.model.embed.weight.device).unsqueeze(1)
             return self.model.next_logits(ids_B1, self._cache)
-        return self._decoder.next_logits(ids)

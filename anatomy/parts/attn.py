@@ -138,6 +138,7 @@ class _GroupedAttention(nn.Module):
         shape_BGRK = (batch_size, n_kv_head, n_head // n_kv_head, head_width)
         turned_BGRK, mixed_BGRK = turned.array.reshape(shape_BGRK), mixed.array.reshape(shape_BGRK)
         keys_BGSK, values_BGSK = cache.keys.numpy(), cache.values.numpy()
+        keys_BGKS, scale = keys_BGSK.swapaxes(2, 3), np.float32(head_width**-0.5)
         is_padding = None
         if cache.padding is not None:
             is_padding = (np.arange(cache.num_slots) < cache.padding.numpy()[:, None])[:, None, None]
@@ -155,23 +156,27 @@ class _GroupedAttention(nn.Module):
             cache.num_cached = num_keys
             if shape_BGRK[2] * num_keys <= FEW_LOGITS:
                 hidden = None if is_padding is None else is_padding[..., :slot]
-                _attend_to_few(
-                    turned_BGRK, keys_BGSK[:, :, :num_keys], values_BGSK[:, :, :num_keys], hidden, mixed_BGRK
-                )
+                keys, values = keys_BGKS[..., :num_keys], values_BGSK[:, :, :num_keys]
+                _attend_to_few(turned_BGRK, keys, values, hidden, scale, mixed_BGRK)
             else:
                 q_BH1K = turned.tensor.view(batch_size, n_head, 1, head_width)
-                keys, values = cache.keys.narrow(2, 0, num_keys), cache.values.narrow(2, 0, num_keys)
-                mixed.tensor.copy_(_attend(q_BH1K, keys, values, cache.padding).squeeze(1))
+                k_BGSK, v_BGSK = cache.keys.narrow(2, 0, num_keys), cache.values.narrow(2, 0, num_keys)
+                mixed.tensor.copy_(_attend(q_BH1K, k_BGSK, v_BGSK, cache.padding).squeeze(1))
             o_step()
 
         return step
 
 
 def _attend_to_few(
-    q_BGRK: Floats, k_BGSK: Floats, v_BGSK: Floats, is_padding: NDArray[np.bool_] | None, mixed_BGRK: Floats
+    q_BGRK: Floats,
+    k_BGKS: Floats,
+    v_BGSK: Floats,
+    is_padding: NDArray[np.bool_] | None,
+    scale: np.float32,
+    mixed_BGRK: Floats,
 ) -> None:
     """Attention of one token over few keys, in NumPy, into `mixed`. Padding is told of all keys but the token's own."""
-    k_BGKS, num_keys, num_at_once = k_BGSK.swapaxes(2, 3), k_BGSK.shape[2], max(1, FAST_LOGITS // q_BGRK.shape[2])
+    num_keys, num_at_once = k_BGKS.shape[3], max(1, FAST_LOGITS // q_BGRK.shape[2])
     if num_keys <= num_at_once:
         weights_BGRS = np.matmul(q_BGRK, k_BGKS)
     else:
@@ -182,7 +187,7 @@ def _attend_to_few(
     if is_padding is not None:  # as in _visible, every token sees itself
         np.copyto(weights_BGRS[..., :-1], -np.inf, where=is_padding)
     weights_BGRS -= weights_BGRS.max(-1, keepdims=True)
-    weights_BGRS *= np.float32(q_BGRK.shape[3] ** -0.5)
+    weights_BGRS *= scale
     np.exp(weights_BGRS, out=weights_BGRS)
     weights_BGRS /= weights_BGRS.sum(-1, keepdims=True)
     np.matmul(weights_BGRS, v_BGSK, out=mixed_BGRK)
