@@ -106,6 +106,8 @@ def load(folder: str | Path, *, weights: Weights = "last", device: str | torch.d
               device: where the model is put, by any name that PyTorch knows.
     Raises:   UserError, one line, where the folder holds no run, or its files are absent, damaged or of another model.
     """
+    if not str(folder):
+        raise UserError("the folder's name is empty; runs lie under outputs/runs")
     folder, device = Path(folder), _device(device)
     record = _record(folder)
     config = _config(folder, record)

@@ -338,10 +338,28 @@ def test_weights_that_are_no_numbers_give_no_loss_and_say_so(alternating: Path, 
     copy = Path(shutil.copytree(alternating, tmp_path / "copy"))
     tensors = load_file(copy / "model.safetensors")
     save_file(tensors | {"embed.weight": tensors["embed.weight"] * math.nan}, copy / "model.safetensors")
-    found = shell.json(copy)
+    found = strict(shell(copy, "--json", code=1)[0])
     assert found["loss_nats"] is None and found["rung"] is None and found["rungs"]["6"] > 0
     assert "not a finite number" in found["notes"][0]
-    assert "no model" in shell(copy)[0]
+    assert "no model" in shell(copy, code=1)[0]
+
+
+def test_a_run_that_is_not_done_is_evaluated_and_its_status_told(learned: Path, tmp_path: Path, shell: Shell) -> None:
+    copy = Path(shutil.copytree(learned, tmp_path / "copy"))
+    record = json.loads((copy / "result.json").read_text(encoding="utf-8"))
+    (copy / "result.json").write_text(json.dumps(record | {"status": "diverged"}), encoding="utf-8")
+    out, err = shell(copy, "--json")
+    assert (
+        strict(out)["status"] == "diverged" and err == f"note: '{copy}': the run is not done, its status is diverged\n"
+    )
+    assert shell.json(learned)["status"] == "done"
+
+
+def test_a_perplexity_beyond_all_measure_keeps_the_table_narrow(learned: Path, tmp_path: Path, shell: Shell) -> None:
+    (tmp_path / "two.txt").write_text(load(learned).vocabulary.chars[:2], encoding="utf-8")
+    out, _ = shell(learned, "--text", tmp_path / "two.txt")
+    (xz,) = (line for line in out.splitlines() if line.startswith("xz"))
+    assert float(xz.split()[-1]) > 1e12 and len(xz) < 80
 
 
 # ------------------------------------------------------------------------------------------------ what is shown
@@ -376,9 +394,9 @@ def test_a_narrow_terminal_wraps_and_loses_nothing(
     [
         (0.0, "no better than a guess"),
         (0.4, "between a guess among the characters and the 1-gram table"),
-        (1.0, "between the 1- and the 2-gram table"),
-        (3.42, "between the 3- and the 4-gram table"),
-        (6.0, "below the 6-gram table"),
+        (1.0, "between the best table of up to 1 character and that of up to 2"),
+        (3.42, "between the best table of up to 3 characters and that of up to 4"),
+        (6.0, "below all tables"),
     ],
 )
 def test_the_models_place_among_the_tables_in_words(rung: float, said: str) -> None:

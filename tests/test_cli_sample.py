@@ -21,6 +21,7 @@ from test_runner import job
 
 from anatomy import __version__
 from anatomy.cli import sample as cli
+from anatomy.cli.common import printable
 from anatomy.corpus import Vocabulary
 from anatomy.runner import run
 from anatomy.sample import MAX_SEED, SAMPLE_CHARS
@@ -136,7 +137,8 @@ def in_terminal(num_columns: int, *words: str) -> tuple[int, str]:
     """Run the command on a terminal of its own. Returns its exit code and everything that appeared there."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, num_columns, 0, 0))
-    environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm"}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment = {**inherited, "NO_COLOR": "1", "TERM": "xterm"}
     process = subprocess.Popen(
         [*COMMAND, *words], stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True
     )
@@ -163,6 +165,41 @@ def test_a_terminal_gets_the_text_harmless_then_notes_and_the_speed(
     assert code == 0 and shown.startswith(text) and "the\\x1b[2J\\x07" in text
     note, speed = shown.removeprefix(text).strip().split("\n")
     assert note.startswith("note: the text outgrew the window of 16 characters") and speed.startswith("40 tokens, ")
+
+
+def test_spaces_of_any_width_and_joined_emoji_are_shown_as_they_are_and_what_acts_is_not() -> None:
+    assert (
+        printable("a\u3000b\u00a0c\u2003d \U0001f469\u200d\U0001f4bb\n")
+        == "a\u3000b\u00a0c\u2003d \U0001f469\u200d\U0001f4bb\n"
+    )
+    assert printable("\x1b[2J\u202e\u200f\x9b") == "\\x1b[2J\\u202e\\u200f\\x9b"
+
+
+def test_knobs_are_named_as_they_are_typed(runs: tuple[str, str], say: Callable[..., Done]) -> None:
+    done = say(runs[0], "--temperature", "-1", "--top-p", "2", "--min-p", "3")
+    assert done.code == 2 and [line.partition(":")[0] for line in done.err.splitlines()] == [
+        "--temperature -1",
+        "--top-p 2",
+        "--min-p 3",
+    ]
+    assert say(runs[0], "--window", "17").err.startswith("--window 17: the table of learned positions ends at 16")
+    assert say(runs[0], "--prompt", "Ω").err.startswith("--prompt: characters that the vocabulary")
+
+
+def test_a_stop_that_is_never_written_and_a_run_that_is_not_done_are_told(
+    runs: tuple[str, str], say: Callable[..., Done], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs[1], copy)
+    record = json.loads((copy / "result.json").read_text(encoding="utf-8"))
+    (copy / "result.json").write_text(json.dumps(record | {"status": "failed"}), encoding="utf-8")
+    done = say(str(copy), "--tokens", "3", "--stop", "Ωe", "--json")
+    assert done.err.splitlines() == [
+        f"note: {str(copy)!r}: the run is not done, its status is failed",
+        f"note: --stop 'Ωe': {str(copy)!r} never writes 'Ω' (U+03A9), so never stops",
+    ]
+    (row,) = json.loads(done.out)["samples"]
+    assert (row["status"], row["stop"], row["use_cache"]) == ("failed", ["Ωe"], True)
 
 
 def test_runs_stand_side_by_side_where_there_is_room(runs: tuple[str, str]) -> None:

@@ -54,6 +54,18 @@ def fault(folder: Path, **asked: Any) -> str:
     return message
 
 
+def test_a_folder_without_a_name_is_not_the_one_that_we_are_in() -> None:
+    with pytest.raises(UserError, match="the folder's name is empty"):
+        load("")
+
+
+@pytest.mark.parametrize("name", ["result.json", "vocab.json"])
+def test_a_pipe_is_refused_and_not_waited_for(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert name in fault(folder)
+
+
 def edit(file: Path, change: Callable[[dict], object]) -> None:
     content = json.loads(file.read_text(encoding="utf-8"))
     change(content)

@@ -127,7 +127,7 @@ class RoPEInDouble(pos.RoPE):
 
 
 class LoopedHeads(attn.MultiHead):
-    def forward(self, x: Tensor, rotation: pos.Rotation | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: pos.Rotation | None, cache: attn.KVCache | None = None) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (-1, self.head_width)) for layer in (self.q_proj, self.k_proj, self.v_proj))
         future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
         mixed = []
@@ -207,8 +207,8 @@ class BringsAGate(placement.PreNorm):
         super().__init__(*parts)
         self.gate = nn.Linear(24, 24, bias=False)
 
-    def forward(self, x: Tensor, rotation: pos.Rotation | None) -> Tensor:
-        return super().forward(x, rotation) * torch.sigmoid(self.gate(x))
+    def forward(self, x: Tensor, rotation: pos.Rotation | None, cache: attn.KVCache | None = None) -> Tensor:
+        return super().forward(x, rotation, cache) * torch.sigmoid(self.gate(x))
 
 
 class Breaks(norm.RMSNorm):

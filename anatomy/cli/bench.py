@@ -1,5 +1,6 @@
 """anatomy-bench: speed, side by side."""
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from anatomy.config import Config
 
 _threads = click.option(
-    "--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of what is timed."
+    "--threads", default=1, show_default=True, type=click.IntRange(1, os.cpu_count()), help="Threads of what is timed."
 )
 _vocab_size = click.option(
     "--vocab-size", default=1719, show_default=True, type=click.IntRange(2, 20_000), help="Characters."
@@ -140,7 +141,12 @@ def generate(scale: str, vocab_size: int, rounds: int, threads: int) -> None:
         )
     heads = ("texts", "tokens", "by", "tokens/s", "/ transformers", "", "cache, bytes", "by the formula")
     _print_table(heads, rows, left=("by", ""))
-    console().print(f"greedy, {_INTERVALS}, of {rounds} rounds, in turns; the time of a text holds that of its prompt")
+    out = console()
+    out.print(f"greedy, {_INTERVALS}, of {rounds} rounds, in turns; the time of a text holds that of its prompt")
+    if not any(row["over_transformers"] for row in measured):
+        out.print(
+            "transformers is not installed, so there is nothing to hold it against; type: pip install transformers"
+        )
 
 
 def _config(base: str, *words: str) -> "Config":

@@ -1,8 +1,14 @@
 """What all command lines share: exit codes, one-line errors, a console that is never cut when piped."""
 
+import errno
 import io
 import os
+import re
 import sys
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -53,8 +59,40 @@ def run_click(command: click.Command) -> NoReturn:
         refuse(error)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer has no room either
+        print(f"cannot write: {error.strerror}", file=sys.stderr)
+        sys.exit(FAILED)
+
+
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """Let a UserError that names settings as Python has them, `top_p=2: ...`, name options, `--top-p 2: ...`."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(re.sub(r"^(\w+)=", _as_option, str(error), flags=re.MULTILINE)) from None
+
+
+def _as_option(setting: re.Match[str]) -> str:
+    return f"--{setting[1].replace('_', '-')} "
+
+
+def note_status(folder: Path, status: str) -> None:
+    """Say on standard error that a run is not done, where it is not: what it has are weights from on the way."""
+    if status != "done":
+        click.echo(f"note: {str(folder)!r}: the run is not done, its status is {status}", err=True)
 
 
 def printable(text: str) -> str:
-    """The text with control characters escaped, line ends and tabs excepted: shown, it cannot act on a terminal."""
-    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+    """The text with control characters escaped, line ends and tabs excepted: shown, it cannot act on a terminal.
+
+    Spaces of any width and the joiners inside emoji and scripts are no control characters.
+    """
+    return "".join(char if _is_harmless(char) else repr(char)[1:-1] for char in text)
+
+
+def _is_harmless(char: str) -> bool:
+    return char.isprintable() or char in "\n\t\u200c\u200d" or unicodedata.category(char) == "Zs"

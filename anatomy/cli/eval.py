@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anatomy import __version__
-from anatomy.cli.common import console, printable, run_click
+from anatomy.cli.common import DONE, FAILED, console, note_status, printable, run_click
 from anatomy.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RECORDED = {"last": "test_loss_nats", "best": "test_loss_nats_at_best"}  # the record's loss of these weights
 UNITS = {"nats/char": ".4f", "bits/char": ".4f", "bits/byte": ".4f", "perplexity": ",.3f"}
+LONGEST_CELL = 12  # of so many characters; a larger number is written with an exponent
 LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 
@@ -49,7 +50,7 @@ LARGEST_EXPONENT = math.log(sys.float_info.max)
     "--batch-size",
     metavar="N",
     type=click.IntRange(1),
-    help="Windows read together, fewer where they are long; costs memory, changes no loss.",
+    help="Windows read together: a matter of memory and time, not of the loss.  [default: about 8,192 characters]",
 )
 @click.option("--threads", metavar="N", type=click.IntRange(1, 1024), help="CPU threads.  [default: as in training]")
 @click.option("--json", "as_json", is_flag=True, help="The same as data.")
@@ -62,11 +63,11 @@ def command(
     batch_size: int | None,
     threads: int | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Evaluate the run in the folder RUN: nats and bits per character, perplexity, n-gram tables beside them.
 
     Windows of LENGTH characters begin every STRIDE characters, and every character but the first of each stretch of
-    text is predicted and counted once.
+    text is predicted and counted once. Exits with 1 when no loss is a finite number.
     """
     import torch
 
@@ -89,6 +90,8 @@ def command(
         print()
     else:
         show(result)
+    note_status(loaded.folder, loaded.record["status"])
+    return FAILED if all(nats is None for nats in result["by_length"].values()) else DONE
 
 
 def evaluate(
@@ -144,6 +147,7 @@ def evaluate(
     loss = losses[first]
     return {
         "run": run.folder.resolve().name,
+        "status": run.record["status"],
         "weights": weights,
         "text": {"name": corpus.name, "part": "test" if text is None else "whole", "sha256": corpus.sha256},
         "num_chars": corpus.num_test_chars,
@@ -336,7 +340,8 @@ def show(result: dict[str, Any]) -> None:
 
 def _cells(nats: float | None, chars_per_byte: float) -> list[str]:
     values = in_units(nats, chars_per_byte).values()
-    return ["-" if value is None else format(value, form) for value, form in zip(values, UNITS.values(), strict=True)]
+    cells = ["-" if value is None else format(value, form) for value, form in zip(values, UNITS.values(), strict=True)]
+    return [cell if len(cell) <= LONGEST_CELL else f"{float(cell.replace(',', '')):.3e}" for cell in cells]
 
 
 def place(rung: float) -> str:
@@ -345,12 +350,12 @@ def place(rung: float) -> str:
 
     below = int(rung)
     if rung == 0:
-        return "above all tables: no better than a guess among the characters"
+        return "no better than a guess among the characters"
     if below == MAX_N:
-        return f"below the {MAX_N}-gram table, the best of them"
+        return "below all tables"
     if below == 0:
         return "between a guess among the characters and the 1-gram table"
-    return f"between the {below}- and the {below + 1}-gram table"
+    return f"between the best table of up to {below} character{'s' * (below > 1)} and that of up to {below + 1}"
 
 
 def main() -> None:

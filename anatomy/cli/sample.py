@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from anatomy import __version__
-from anatomy.cli.common import DONE, FAILED, console, printable, run_click
+from anatomy.cli.common import DONE, FAILED, console, naming_options, note_status, printable, run_click
 from anatomy.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ COLUMN_WIDTH = 36  # runs stand side by side where each has room for so much
 @click.command(name="anatomy-sample")
 @click.version_option(__version__)
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True)
-@click.option("--prompt", default="", metavar="TEXT", help="What to go on with; empty: the start of a line.")
+@click.option(
+    "--prompt",
+    default="",
+    metavar="TEXT",
+    help="What to go on with; empty: the start of a line. A line end in it: $'a\\nb'.",
+)
 @click.option(
     "--tokens",
     "num_tokens",
@@ -38,13 +43,21 @@ COLUMN_WIDTH = 36  # runs stand side by side where each has room for so much
 @click.option("--top-k", default=None, type=click.IntRange(1), help="Only the k likeliest.")
 @click.option("--top-p", default=None, type=float, help="Only the likeliest whose mass first reaches p.")
 @click.option("--min-p", default=None, type=float, help="Only those at least p times as likely as the likeliest.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Of the draws.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Another seed, another text."
+)
 @click.option(
     "--num-samples", default=1, show_default=True, type=click.IntRange(1, MAX_SAMPLES), help="Texts of each run."
 )
 @click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End a text behind this; may repeat.")
 @click.option("--no-cache", is_flag=True, help="Read the whole text anew for each character: the slow way.")
-@click.option("--weights", default="last", show_default=True, type=click.Choice(("last", "best")), help="Of each run.")
+@click.option(
+    "--weights",
+    default="last",
+    show_default=True,
+    type=click.Choice(("last", "best")),
+    help="The weights at the end, or those of the lowest validation loss.",
+)
 @click.option(
     "--window",
     default=None,
@@ -83,7 +96,8 @@ def command(
     from anatomy.sample import Watch, sample
     from anatomy.sampling import Knobs, NotFinite
 
-    knobs = Knobs(temperature, top_k, top_p, min_p)
+    with naming_options():
+        knobs = Knobs(temperature, top_k, top_p, min_p)
     runs = [load(folder, weights=weights) for folder in folders]
     speakers = [
         Speaker(run, heading, window or run.config.model.ctx_len)
@@ -91,7 +105,10 @@ def command(
     ]
     for speaker in speakers:
         _check_can_speak(speaker, prompt, f"{str(speaker.run.folder)!r}: " if len(runs) > 1 else "")
+    for run in runs:
+        note_status(run.folder, run.record["status"])
     _note_beyond_training(runs, window)
+    _note_stops(runs, stops)
 
     say = partial(
         sample,
@@ -128,9 +145,11 @@ def command(
         click.echo(f"{str(runs[len(spoken)].folder)!r}: {error}", err=True)
         return FAILED
     if as_json:
-        settings = {"seed": seed, "weights": weights, **asdict(knobs)}
+        settings = {"seed": seed, "weights": weights, **asdict(knobs), "stop": stops, "use_cache": not no_cache}
         rows = [
-            asdict(text) | {"run": speaker.name, "index": index, "window": speaker.window, **settings}
+            asdict(text)
+            | {"run": speaker.name, "status": speaker.run.record["status"]}
+            | {"index": index, "window": speaker.window, **settings}
             for speaker, texts in zip(speakers, spoken, strict=True)
             for index, text in enumerate(texts)
         ]
@@ -184,10 +203,14 @@ def _check_can_speak(speaker: Speaker, prompt: str, where: str) -> None:
     from anatomy.sample import check_window, prompt_ids
 
     try:
-        check_window(speaker.run.model, speaker.window)
-        prompt_ids(speaker.run.vocabulary, prompt)
+        with naming_options():
+            check_window(speaker.run.model, speaker.window)
     except UserError as error:
         raise UserError(f"{where}{error}") from None
+    try:
+        prompt_ids(speaker.run.vocabulary, prompt)
+    except UserError as error:
+        raise UserError(f"{where}--prompt: {error}") from None
 
 
 def _headings(runs: "Sequence[LoadedRun]") -> list[str]:
@@ -250,6 +273,14 @@ def _note_beyond_training(runs: "Sequence[LoadedRun]", window: int | None) -> No
             f"what lies so far back",
             err=True,
         )
+
+
+def _note_stops(runs: "Sequence[LoadedRun]", stops: Sequence[str]) -> None:
+    for run in runs:
+        for stop in stops:
+            if unknown := [char for char in dict.fromkeys(stop) if char not in run.vocabulary.chars]:
+                named = ", ".join(f"{char!r} (U+{ord(char):04X})" for char in unknown)
+                click.echo(f"note: --stop {stop!r}: {str(run.folder)!r} never writes {named}, so never stops", err=True)
 
 
 def _note_cut(speakers: Sequence[Speaker], spoken: "Sequence[Sequence[Sample]]") -> None:
