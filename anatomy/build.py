@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
+from pydantic import TypeAdapter
 from torch import nn
 
 from anatomy.about import is_broken, without_about
@@ -74,6 +75,28 @@ def _part_faults(axis: str, section: Any) -> list[str]:
     return faults + [
         f"{where}: {axis}.{name} is missing; it cannot be removed" for name in allowed.keys() - given.keys()
     ]
+
+
+def with_floats(resolved: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """A resolved config with a float wherever the schema or a part's class has one, so that 1 and 1.0 are one setting.
+
+    `config` is the same config, checked; so are its parts.
+    """
+    typed: dict[str, Any] = _floats_of(resolved, config.model_dump(mode="json"))
+    for axis in SWAPPED_AXES:
+        part = part_classes(axis)[resolved[axis]["class"]]
+        hints = typing.get_type_hints(part.__init__, include_extras=True)
+        knobs = {name: TypeAdapter(hints[name]).validate_python(knob) for name, knob in _knobs(resolved[axis]).items()}
+        typed[axis] = resolved[axis] | knobs
+    return typed
+
+
+def _floats_of(value: Any, typed: Any) -> Any:
+    if isinstance(value, Mapping) and isinstance(typed, Mapping):
+        return {key: _floats_of(each, typed.get(key)) for key, each in value.items()}
+    if isinstance(value, list) and isinstance(typed, list):
+        return [_floats_of(*pair) for pair in zip(value, typed, strict=True)]
+    return typed if type(value) is int and type(typed) is float else value
 
 
 def _knobs(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 from omegaconf import OmegaConf
 
 from anatomy import diagnostics
-from anatomy.build import build_model, derived
+from anatomy.build import build_model, derived, with_floats
 from anatomy.config import Config
 from anatomy.corpus import BatchOrder, Corpus, Part, load_corpus
 from anatomy.errors import UserError
@@ -72,6 +72,7 @@ def prepare(config: Config, resolved: dict[str, Any], step_times: StepTimes | No
 
     Under match=time the job's steps are solved, from `step_times` or what the outputs folder knows of them.
     """
+    resolved = with_floats(resolved, config)
     corpus = corpus_of(config)
     model = build_model(config, len(corpus.vocabulary))
     BatchOrder(corpus.train, config.model.ctx_len, seed=config.seed, salt=config.order_salt)

@@ -177,6 +177,23 @@ def test_what_does_not_change_a_result_keeps_the_folder(tmp_path: Path, text_fil
     assert job(tmp_path, text_file, "attn=gqa").name == job(tmp_path, text_file, "attn=gqa", word).name
 
 
+@pytest.mark.parametrize(
+    ("whole", "decimal"),
+    [
+        ("pos.theta=10000", "pos.theta=10000.0"),
+        ("norm.eps=1", "norm.eps=1.0"),
+        ("train.grad_clip=1", "train.grad_clip=1.0"),
+        ("train.betas=[0,0.95]", "train.betas=[0.0,0.95]"),
+        ("corpus.test_fraction=0", "corpus.test_fraction=0.0"),
+    ],
+)
+def test_a_whole_number_is_the_decimal_number_that_it_is(
+    tmp_path: Path, text_file: Path, whole: str, decimal: str
+) -> None:
+    first, second = (job(tmp_path, text_file, "pos=rope", word) for word in (whole, decimal))
+    assert first.name == second.name and first.resolved == second.resolved
+
+
 def test_the_same_text_elsewhere_is_the_same_run(tmp_path: Path, text_file: Path) -> None:
     copy = tmp_path / "copy.txt"
     copy.write_bytes(text_file.read_bytes())

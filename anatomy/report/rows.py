@@ -306,4 +306,6 @@ def typed_value(value: Setting | None) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return f"[{','.join(map(typed_value, value))}]"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
     return str(value)
