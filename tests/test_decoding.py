@@ -201,6 +201,9 @@ def test_a_cache_goes_on_with_as_many_texts_as_it_holds() -> None:
     with pytest.raises(ValueError, match="a cache of 2 texts cannot go on with 1"):
         model(ids[:1, 4:], cache)
     assert_same(model(ids[:, 4:], cache), model(ids)[:, 4:])
+    cache.crop(0)
+    with pytest.raises(ValueError, match="a cache of 2 texts cannot go on with 1"):
+        model(ids[:1], cache)
 
 
 def test_another_prompt_knows_nothing_of_the_first() -> None:

@@ -54,7 +54,7 @@ class KVCache:
 
         Raises: ValueError unless there are as many texts as before.
         """
-        if self.num_cached and len(k_BGTK) != len(self.keys):
+        if self.keys.numel() and len(k_BGTK) != len(self.keys):
             raise ValueError(f"a cache of {len(self.keys)} texts cannot go on with {len(k_BGTK)}")
         start, stop = self.num_cached, self.num_cached + k_BGTK.shape[2]
         if self.keys.numel() == 0 or stop > self.num_slots:
