@@ -68,12 +68,13 @@ class RMSNorm(_GainOnly):
 
     Shapes:   x (..., D) -> y (..., D).
     Knobs:    eps, added inside the root.
-    Numerics: PyTorch's fused kernel, but on a CPU, which has none, the two passes below: a third of the time.
+    Numerics: PyTorch's fused kernel, but on a CPU, which has none, the two passes below: a third of the time. In half
+              precision they would take their statistics in it, so there PyTorch's own call does it.
     Source:   Zhang & Sennrich 2019, arXiv:1910.07467. No bias.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cpu and x.dtype == self.gain.dtype:
+        if x.is_cpu and x.dtype == self.gain.dtype and x.dtype.itemsize >= 4:
             return _RMSNormOnCPU.apply(x, self.gain, self.eps)
         return F.rms_norm(x, self.gain.shape, self.gain, self.eps)
 
