@@ -54,7 +54,7 @@ class Decoder:
     def next_logits(self, ids: Sequence[int]) -> Tensor:
         """What follows the next token of each of B texts, given as B ids: (B, V)."""
         position, turns = self._place_of_next()
-        self._x.array[:] = self._embedding_VD[ids]
+        self._embedding_VD.take(ids, 0, self._x.array)
         if self._is_placed:
             self._x_B1D.copy_(self._model.pos(self._x_B1D, position))
         with np.errstate(all="ignore"):  # numbers that are not finite show in the logits

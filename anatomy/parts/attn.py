@@ -176,20 +176,21 @@ def _attend_to_few(
     mixed_BGRK: Floats,
 ) -> None:
     """Attention of one token over few keys, in NumPy, into `mixed`. Padding is told of all keys but the token's own."""
-    num_keys, num_at_once = k_BGKS.shape[3], max(1, FAST_LOGITS // q_BGRK.shape[2])
-    if num_keys <= num_at_once:
+    num_keys, num_shared = k_BGKS.shape[3], q_BGRK.shape[2]
+    if num_shared * num_keys <= FAST_LOGITS:
         weights_BGRS = np.matmul(q_BGRK, k_BGKS)
     else:
+        num_at_once = max(1, FAST_LOGITS // num_shared)
         weights_BGRS = np.empty((*q_BGRK.shape[:3], num_keys), dtype=np.float32)
         for start in range(0, num_keys, num_at_once):
             block = slice(start, min(start + num_at_once, num_keys))
             np.matmul(q_BGRK, k_BGKS[..., block], out=weights_BGRS[..., block])
     if is_padding is not None:  # as in _visible, every token sees itself
         np.copyto(weights_BGRS[..., :-1], -np.inf, where=is_padding)
-    weights_BGRS -= weights_BGRS.max(-1, keepdims=True)
+    weights_BGRS -= np.maximum.reduce(weights_BGRS, -1, keepdims=True)
     weights_BGRS *= scale
     np.exp(weights_BGRS, out=weights_BGRS)
-    weights_BGRS /= weights_BGRS.sum(-1, keepdims=True)
+    weights_BGRS /= np.add.reduce(weights_BGRS, -1, keepdims=True)
     np.matmul(weights_BGRS, v_BGSK, out=mixed_BGRK)
 
 

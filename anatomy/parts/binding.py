@@ -60,8 +60,8 @@ def says_how_it_is_bound(part: Any) -> bool:
     A class that inherits `bind` and overrides what it stands for, `forward` or attention's `project`, has none of its
     own: the one that it inherits would compute something else.
     """
-    homes = {name: _home(type(part), name) for name in ("bind", "forward", "project")}
-    return homes["bind"] <= min(homes["forward"], homes["project"])
+    kind = type(part)
+    return _home(kind, "bind") <= min(_home(kind, "forward"), _home(kind, "project"))
 
 
 def _home(kind: type, name: str) -> float:

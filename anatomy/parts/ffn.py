@@ -120,7 +120,8 @@ class SwiGLU(nn.Module):
 
         def step() -> None:
             both_step()
-            np.exp(-gate_BF, out=product_BF)  # silu: gate / (1 + exp(-gate))
+            np.negative(gate_BF, out=product_BF)  # silu: gate / (1 + exp(-gate))
+            np.exp(product_BF, out=product_BF)
             np.add(product_BF, 1, out=product_BF)
             np.divide(gate_BF, product_BF, out=product_BF)
             np.multiply(product_BF, up_BF, out=product_BF)
