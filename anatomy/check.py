@@ -17,7 +17,7 @@ from anatomy.build import build_model, with_parts
 from anatomy.compose import read_command
 from anatomy.config import Config, parse_config
 from anatomy.corpus import load_corpus
-from anatomy.decoding import Decoder, is_bindable
+from anatomy.decoding import decoder
 from anatomy.errors import UserError
 from anatomy.model import Transformer, initialise
 from anatomy.parts.pos import RoPE, rotate
@@ -147,12 +147,8 @@ def _decoded_otherwise(model: Transformer) -> tuple[float, int]:
     with torch.no_grad():
         kept = model.new_cache(ids.shape[1], padding)
         model(ids[:, :num_first], kept)
-        rest = range(num_first, ids.shape[1])
-        if is_bindable(model, kept):
-            decoder = Decoder(model, kept)
-            logits = torch.stack([decoder.next_logits(ids[:, t].tolist()) for t in rest], dim=1)
-        else:
-            logits = torch.stack([model.next_logits(ids[:, t : t + 1], kept) for t in rest], dim=1)
+        next_logits = decoder(model, kept)
+        logits = torch.stack([next_logits(ids[:, t].tolist()) for t in range(num_first, ids.shape[1])], dim=1)
         alone = torch.cat(
             [model(ids[row : row + 1, num:])[:, num_first - ids.shape[1] :] for row, num in enumerate(padding.tolist())]
         )

@@ -12,7 +12,7 @@ import torch
 from anatomy.axes import BASES
 from anatomy.build import build_model, with_parts
 from anatomy.config import Config
-from anatomy.decoding import Decoder
+from anatomy.decoding import decoder
 from anatomy.model import Cache, Transformer, initialise
 from anatomy.stopwatch import Task, median_of, median_ratio, take_turns_for, wait
 
@@ -116,11 +116,10 @@ def filled_cache(model: Transformer, num_tokens: int) -> Cache:
 
 def _step(model: Transformer, cache: Cache) -> Task:
     device, num_before = model.embed.weight.device, cache.num_cached
-    decoder = Decoder(model, cache)
+    next_logits = decoder(model, cache)
 
     def run() -> None:
-        with torch.inference_mode():
-            decoder.next_logits([0])
+        next_logits([0])
         cache.crop(num_before)
         wait(device)
 

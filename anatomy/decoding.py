@@ -3,7 +3,7 @@
 Tensor legend: B texts, D model width, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -22,6 +22,22 @@ def is_bindable(model: Transformer, cache: Cache) -> bool:
     return all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in tensors) and all(
         says_how_it_is_bound(block) and says_how_it_is_bound(block.attn) for block in model.blocks
     )
+
+
+def decoder(model: Transformer, cache: Cache) -> Callable[[Sequence[int]], Tensor]:
+    """What tells, given the next token of each of B texts, what follows: B ids -> (B, V), and keeps them in the cache.
+
+    It is a Decoder's where there can be one, and otherwise the model's own.
+    """
+    if is_bindable(model, cache):
+        return Decoder(model, cache).next_logits
+    device = model.embed.weight.device
+
+    @torch.inference_mode()
+    def next_logits(ids: Sequence[int]) -> Tensor:
+        return model.next_logits(torch.tensor(ids, device=device).unsqueeze(1), cache)
+
+    return next_logits
 
 
 class Decoder:

@@ -3,12 +3,12 @@
 Tensor legend: B texts, T tokens, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from anatomy.decoding import Decoder, is_bindable
+from anatomy.decoding import decoder
 from anatomy.model import Cache, Transformer
 from anatomy.sampling import Knobs, Stream, next_ids
 
@@ -53,7 +53,7 @@ class Generation:
         self.begins = [max(0, len(text) - window) for text in self.texts]  # where what the model sees begins
         self.streams = [Stream(seed, first_index + index) for index in range(len(self.texts))]
         self._cache: Cache | None = None
-        self._decoder: Decoder | None = None
+        self._next_logits: Callable[[Sequence[int]], Tensor] | None = None  # of that cache
 
     @property
     def is_cut(self) -> bool:
@@ -66,7 +66,7 @@ class Generation:
         return 0 if self._cache is None else self._cache.nbytes
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._cache = self._decoder = None
+        self._cache = self._next_logits = None
         room = 0  # for how many more tokens no text outgrows the window
         for num_drawn in range(self.num_tokens):
             is_full, room = not room, room - 1
@@ -108,7 +108,7 @@ class Generation:
             self._cache = self.model.new_cache(
                 min(self.window, longest + num_left - 1), torch.tensor(missing, device=device) if any(missing) else None
             )
-            self._decoder = None
+            self._next_logits = None
         else:
             self._cache.crop(0)
         padded = [[0] * num + ids for num, ids in zip(missing, seen, strict=True)]
@@ -117,11 +117,6 @@ class Generation:
     def _read_last(self) -> Tensor:
         """Add the last token of each text to the cache."""
         assert self._cache is not None
-        ids = [text[-1] for text in self.texts]
-        if self._decoder is None and is_bindable(self.model, self._cache):
-            self._decoder = Decoder(self.model, self._cache)
-        if self._decoder is not None:
-            return self._decoder.next_logits(ids)
-        with torch.inference_mode():
-            ids_B1 = torch.tensor(ids, device=self.model.embed.weight.device).unsqueeze(1)
-            return self.model.next_logits(ids_B1, self._cache)
+        if self._next_logits is None:
+            self._next_logits = decoder(self.model, self._cache)
+        return self._next_logits([text[-1] for text in self.texts])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from anatomy.axes import AXES, BASES, VALUE_AXES
 from anatomy.build import part_classes
-from anatomy.decoding import Decoder, is_bindable
+from anatomy.decoding import Decoder, decoder, is_bindable
 from anatomy.generation import Generation
 from anatomy.model import Cache, Transformer
 from anatomy.parts.attn import GroupedQuery, KVCache
@@ -48,8 +48,8 @@ def read_token_by_token(model: Transformer, ids: Tensor, num_first: int, padding
     """The logits of every position: the first tokens in one piece, the others by the decoder."""
     cache = model.new_cache(ids.shape[1], padding)
     first = model(ids[:, :num_first], cache)
-    decoder = Decoder(model, cache)
-    rest = [decoder.next_logits(ids[:, t].tolist()) for t in range(num_first, ids.shape[1])]
+    bound = Decoder(model, cache)
+    rest = [bound.next_logits(ids[:, t].tolist()) for t in range(num_first, ids.shape[1])]
     return torch.cat([first, torch.stack(rest, dim=1)], dim=1)
 
 
@@ -126,6 +126,15 @@ def test_attention_to_many_keys_is_that_to_few(attn: str, fast: int, few: int, m
     assert_same(found[1:, 5:], model(ids[1:, 5:]))
 
 
+def test_where_no_decoder_can_be_bound_the_model_itself_goes_on() -> None:
+    model, ids = random_model(**BASES["llama"]).to(torch.bfloat16), tiny_ids(2)
+    caches = [model.new_cache(LENGTH) for _ in range(2)]
+    for cache in caches:
+        model(ids[:, :4], cache)
+    found = decoder(model, caches[0])(ids[:, 4].tolist())
+    assert torch.equal(found, model.next_logits(ids[:, 4:5], caches[1])) and caches[0].num_cached == 5
+
+
 # ---------------------------------------------------------------------------------------------- the cache
 
 
@@ -154,9 +163,9 @@ def test_bytes_are_the_formula_for_the_room_taken_and_room_is_taken_once(attn: s
     assert cache.nbytes == 0
     model(ids[:, :3], cache)
     held = [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers]
-    decoder = Decoder(model, cache)
+    bound = Decoder(model, cache)
     for t in range(3, LENGTH):
-        decoder.next_logits(ids[:, t].tolist())
+        bound.next_logits(ids[:, t].tolist())
     assert cache.nbytes == 2 * LENGTH * model.kv_bytes_per_token(4)
     assert held == [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers]
     assert all(layer.keys.shape == (2, layer_heads(model), LENGTH, 6) for layer in cache.layers)
@@ -218,9 +227,9 @@ def test_past_the_table_of_positions_nothing_is_read_and_the_error_says_where_it
     model, ids = random_model(**BASES["vanilla"]), tiny_ids(1, 12)
     cache = model.new_cache(20)
     model(ids[:, :10], cache)
-    decoder = Decoder(model, cache)
-    decoder.next_logits(ids[:, 10].tolist())
-    for read in (lambda: decoder.next_logits(ids[:, 11].tolist()), lambda: model(ids[:, 11:], cache)):
+    bound = Decoder(model, cache)
+    bound.next_logits(ids[:, 10].tolist())
+    for read in (lambda: bound.next_logits(ids[:, 11].tolist()), lambda: model(ids[:, 11:], cache)):
         with pytest.raises(ValueError, match="position 12 does not exist: the table of learned positions ends at 11"):
             read()
 
