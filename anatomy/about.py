@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from anatomy.axes import SWAPPED_AXES
+from anatomy.axes import PART_AXES
 from anatomy.exam_rules import RULES_IN_WORDS, rule_in_words
 from anatomy.files import CONF, is_plain_name
 
@@ -52,7 +52,7 @@ def about(axis: str, part: str) -> About:
 
 def without_about(config: Mapping[str, Any]) -> dict[str, Any]:
     """A composed config, in plain containers, as a run knows it: no part says anything of itself in it."""
-    return {key: _knobs(section) if key in SWAPPED_AXES else section for key, section in config.items()}
+    return {key: _knobs(section) if key in PART_AXES else section for key, section in config.items()}
 
 
 def _knobs(section: Any) -> Any:

@@ -19,14 +19,22 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from anatomy.about import is_broken, without_about
-from anatomy.axes import AXES, BASES, SWAPPED_AXES
-from anatomy.config import Config, did_you_mean, value_fault
+from anatomy.axes import AXES, BASES, BIASED, LATER_AXES, PART_AXES
+from anatomy.config import Composition, Config, did_you_mean, value_fault
 from anatomy.errors import UserError
 from anatomy.files import CONF
 from anatomy.model import Transformer
-from anatomy.parts import attn, ffn, norm, placement, pos
+from anatomy.parts import attn, ffn, norm, placement, pos, qk_norm, window
 
-HOMES: Mapping[str, ModuleType] = {"norm": norm, "placement": placement, "pos": pos, "attn": attn, "ffn": ffn}
+HOMES: Mapping[str, ModuleType] = {
+    "norm": norm,
+    "placement": placement,
+    "pos": pos,
+    "attn": attn,
+    "ffn": ffn,
+    "qk_norm": qk_norm,
+    "window": window,
+}
 
 
 def part_classes(axis: str) -> dict[str, type[nn.Module]]:
@@ -51,7 +59,8 @@ def knobs_of(part: type[nn.Module]) -> dict[str, inspect.Parameter]:
 def part_faults(resolved: Mapping[str, Any]) -> list[str]:
     """What is wrong with the parts of a resolved config: classes that are not there, knobs that their part does not
     take, lacks, or cannot use. A line each."""
-    return [fault for axis in SWAPPED_AXES for fault in _part_faults(axis, resolved.get(axis))]
+    sections = {axis: resolved.get(axis) for axis in PART_AXES if axis in resolved or axis not in LATER_AXES}
+    return [fault for axis, section in sections.items() for fault in _part_faults(axis, section)]
 
 
 def _part_faults(axis: str, section: Any) -> list[str]:
@@ -83,7 +92,7 @@ def with_floats(resolved: Mapping[str, Any], config: Config) -> dict[str, Any]:
     `config` is the same config, checked; so are its parts.
     """
     typed: dict[str, Any] = _floats_of(resolved, config.model_dump(mode="json"))
-    for axis in SWAPPED_AXES:
+    for axis in PART_AXES:
         part = part_classes(axis)[resolved[axis]["class"]]
         hints = typing.get_type_hints(part.__init__, include_extras=True)
         knobs = {name: TypeAdapter(hints[name]).validate_python(knob) for name, knob in _knobs(resolved[axis]).items()}
@@ -103,12 +112,12 @@ def _knobs(section: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key not in ("name", "class")}
 
 
-def build_model(config: Config, num_symbols: int, *, device: str | torch.device = "meta") -> Transformer:
-    """The model that a config describes, for a text of `num_symbols` distinct characters; its tensors are not started.
+def build_model(config: Composition, num_symbols: int, *, device: str | torch.device = "meta") -> Transformer:
+    """The model that a composition, or a run's config, describes, for so many symbols; its tensors are not started.
 
     Raises UserError with every fault of the composition, a line each.
     """
-    if config.match in MATCHED:
+    if isinstance(config, Config) and config.match in MATCHED:
         config = with_hidden(config, matched_hidden(config, num_symbols))
     sizes, faults = config.model, []
     vocab_size = num_symbols if sizes.vocab_size is None else sizes.vocab_size
@@ -116,24 +125,34 @@ def build_model(config: Config, num_symbols: int, *, device: str | torch.device 
         faults.append(
             f"model.vocab_size={vocab_size}: the text has {num_symbols} distinct characters; take null or more"
         )
-    if sizes.d_model % sizes.n_head:
-        faults.append(f"model.n_head={sizes.n_head} does not divide model.d_model={sizes.d_model}")
+    if sizes.head_width is None and sizes.d_model % sizes.n_head:
+        faults.append(
+            f"model.n_head={sizes.n_head} does not divide model.d_model={sizes.d_model}; take another, or give "
+            f"model.head_width"
+        )
+    biased = BIASED[config.bias]
     given = {
         "width": sizes.d_model,
         "ctx_len": sizes.ctx_len,
         "n_head": sizes.n_head,
-        "head_width": sizes.d_model // sizes.n_head,
-        "bias": config.bias == "all",
+        "head_width": sizes.head_width or max(1, sizes.d_model // sizes.n_head),
+        "qkv_bias": "q_proj" in biased,
+        "o_bias": "o_proj" in biased,
+        "bias": "up_proj" in biased,
     }
 
-    def make(axis: str) -> nn.Module:
+    def make(axis: str, layer: int = 0) -> nn.Module:
         section = getattr(config, axis)
         part = part_classes(axis)[section["class"]]
-        wanted = inspect.signature(part).parameters.keys() & given.keys()
-        return part(**{name: given[name] for name in wanted}, **_knobs(section))
+        own: dict[str, Any] = {"layer": layer}
+        if axis == "attn":
+            own |= {"qk_norm": make("qk_norm", layer), "window": make("window", layer)}
+        available = given | own
+        wanted = inspect.signature(part).parameters.keys() & available.keys()
+        return part(**{name: available[name] for name in wanted}, **_knobs(section))
 
     with torch.device("meta"):
-        for axis in ("norm", "pos", "attn", "ffn"):
+        for axis in ("norm", "pos", "qk_norm", "window", "attn", "ffn"):
             try:
                 make(axis)
             except ValueError as error:
@@ -147,8 +166,8 @@ def build_model(config: Config, num_symbols: int, *, device: str | torch.device 
             width=sizes.d_model,
             pos=make("pos"),
             blocks=[
-                block(make("attn"), make("ffn"), make("norm"), make("norm"), _dropout(config))
-                for _ in range(sizes.n_layer)
+                block(make("attn", layer), make("ffn"), make("norm"), make("norm"), _dropout(config))
+                for layer in range(sizes.n_layer)
             ],
             final_norm=make("norm") if block.has_final_norm else None,
             tied=config.tying == "tied",
@@ -162,19 +181,21 @@ def build_model(config: Config, num_symbols: int, *, device: str | torch.device 
     return model if device == "meta" else model.to_empty(device=device)
 
 
-def _dropout(config: Config) -> nn.Module:
-    return nn.Dropout(config.train.dropout) if config.train.dropout else nn.Identity()
+def _dropout(config: Composition) -> nn.Module:
+    return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
 
 def derived(model: Transformer) -> dict[str, int]:
-    """What null sizes came to, as the record keeps it; of the first block, where blocks are not alike."""
-    block = model.blocks[0]
-    return {
+    """What null sizes came to, as the record keeps it; of the last block, where blocks are not alike."""
+    block = model.blocks[-1]  # a window may begin behind the first ones
+    sizes = {
         "ffn_hidden": block.ffn.hidden,
         "n_kv_head": block.attn.n_kv_head,
         "head_width": block.attn.head_width,
         "vocab_size": model.embed.num_embeddings,
     }
+    window = block.attn.window.size
+    return sizes if window is None else {**sizes, "window": window}
 
 
 # ---------------------------------------------------------------------------------------------- parts and widths put in
@@ -182,8 +203,13 @@ def derived(model: Transformer) -> dict[str, int]:
 
 def with_parts(config: Config, parts: Mapping[str, str]) -> Config:
     """The config with built-in parts put on some axes (axis -> name), their knobs as their YAML files have them."""
-    sections = {axis: copy.deepcopy(_section(axis, name)) for axis, name in parts.items()}
-    return config.model_copy(update=sections)
+    return config.model_copy(update={axis: part_section(axis, name) for axis, name in parts.items()})
+
+
+def part_section(axis: str, name: str, knobs: Mapping[str, Any] | None = None) -> Any:
+    """What a config holds of a built-in part: its YAML's name, class and knobs, some of them with other values."""
+    section = copy.deepcopy(_section(axis, name))
+    return {**section, **knobs} if knobs else section
 
 
 def build_base(config: Config, num_symbols: int) -> tuple[Config, Transformer]:
@@ -202,7 +228,7 @@ def build_base(config: Config, num_symbols: int) -> tuple[Config, Transformer]:
 @cache
 def _section(axis: str, name: str) -> Any:
     section = OmegaConf.to_container(OmegaConf.load(CONF / axis / f"{name}.yaml"))
-    return without_about({axis: section})[axis] if axis in SWAPPED_AXES else name
+    return without_about({axis: section})[axis] if axis in PART_AXES else name
 
 
 def with_hidden(config: Config, hidden: int) -> Config:
@@ -253,4 +279,4 @@ def matched_hidden(config: Config, num_symbols: int) -> int:
     return hidden
 
 
-assert tuple(HOMES) == SWAPPED_AXES == AXES[: len(HOMES)], "an axis has no home for its parts"
+assert tuple(HOMES) == PART_AXES == AXES[: len(HOMES)], "an axis has no home for its parts"

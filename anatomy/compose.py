@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from anatomy.about import is_broken, without_about
-from anatomy.axes import AXES, BASES, COUNTERPARTS, SWAPPED_AXES, part_of, swapped_part
+from anatomy.axes import AXES, BASES, COUNTERPARTS, PART_AXES, SWAPPED_AXES, part_of, swapped_part
 from anatomy.config import did_you_mean, known_keys
 from anatomy.errors import UserError
 from anatomy.files import CONF
@@ -293,9 +293,7 @@ def _settings() -> tuple[str, ...]:
     """Every key that may be set: the schema's, and the knobs of all parts, whether or not the part chosen has them."""
     from anatomy.build import knobs_of, part_classes  # imports torch, which composing alone does not need
 
-    knobs = {
-        f"{axis}.{knob}" for axis in SWAPPED_AXES for part in part_classes(axis).values() for knob in knobs_of(part)
-    }
+    knobs = {f"{axis}.{knob}" for axis in PART_AXES for part in part_classes(axis).values() for knob in knobs_of(part)}
     return (*(key for key in known_keys() if key not in CHOSEN), *sorted(knobs))
 
 

@@ -7,13 +7,13 @@ they are the keyword arguments of its class (see build.py).
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import MinLen
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from anatomy.axes import AXES, BASES, SWAPPED_AXES, VALUE_AXES
+from anatomy.axes import AXES, BASES, PART_AXES, SWAPPED_AXES, VALUE_AXES
 from anatomy.ranges import Count, Natural, NotNegative, Positive, Share, ShareBelowOne
 
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -31,6 +31,7 @@ class ModelSizes(Section):
     n_head: Count
     ctx_len: Count
     vocab_size: Count | None
+    head_width: Count | None = None
 
 
 class TrainConfig(Section):
@@ -80,6 +81,8 @@ class Predictions(Section):
     pos: Predicted = None
     attn: Predicted = None
     ffn: Predicted = None
+    qk_norm: Predicted = None
+    window: Predicted = None
     bias: Predicted = None
     tying: Predicted = None
     init: Predicted = None
@@ -125,8 +128,38 @@ class StudySpec(Section):
     measures: tuple[Literal["norm_calls", "decode", "train_step"], ...] = ()
 
 
-class Config(Section):
-    """A resolved config that passed the schema. The five swapped axes hold their part's section as it stands."""
+class Composition(Section):
+    """What a model is made of. An axis whose parts are classes holds its part's section: name, class, knobs.
+
+    The axes of LATER_AXES may be absent, as they are from what was written before they existed.
+    """
+
+    norm: dict[str, Any]
+    placement: dict[str, Any]
+    pos: dict[str, Any]
+    attn: dict[str, Any]
+    ffn: dict[str, Any]
+    qk_norm: dict[str, Any] = {"name": "none", "class": "NoQKNorm"}
+    window: dict[str, Any] = {"name": "none", "class": "NoWindow"}
+    bias: str
+    tying: str
+    init: str
+    model: ModelSizes
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Axis -> name of the part on it."""
+        named = {axis: getattr(self, axis)["name"] for axis in PART_AXES}
+        return named | {axis: getattr(self, axis) for axis in VALUE_AXES}
+
+    @property
+    def dropout(self) -> float:
+        """The share of what a sub-layer adds that training drops."""
+        return 0.0
+
+
+class Config(Composition):
+    """A run's resolved config that passed the schema."""
 
     base: str
     scale: str
@@ -137,15 +170,6 @@ class Config(Section):
     output_dir: str
     force: bool
     dry_run: bool
-    norm: dict[str, Any]
-    placement: dict[str, Any]
-    pos: dict[str, Any]
-    attn: dict[str, Any]
-    ffn: dict[str, Any]
-    bias: str
-    tying: str
-    init: str
-    model: ModelSizes
     train: TrainConfig
     eval: EvalConfig
     corpus: CorpusConfig
@@ -155,25 +179,36 @@ class Config(Section):
     study: StudySpec | None = None
 
     @property
-    def parts(self) -> dict[str, str]:
-        """Axis -> name of the part on it."""
-        named = {axis: getattr(self, axis)["name"] for axis in SWAPPED_AXES}
-        return named | {axis: getattr(self, axis) for axis in VALUE_AXES}
+    def dropout(self) -> float:
+        return self.train.dropout
+
+
+Kind = TypeVar("Kind", bound=Composition)
 
 
 def parse_config(resolved: Mapping[str, Any]) -> tuple[Config | None, list[str]]:
     """Check a resolved config, plain containers, against the schema: the typed config, or every fault, a line each."""
+    return _parse(Config, resolved, {"base": tuple(BASES), **VALUE_AXES})
+
+
+def parse_composition(content: Mapping[str, Any]) -> tuple[Composition | None, list[str]]:
+    """The same of a composition alone: what a model is made of, without text and training."""
+    return _parse(Composition, content, VALUE_AXES)
+
+
+def _parse(
+    kind: type[Kind], content: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]
+) -> tuple[Kind | None, list[str]]:
     try:
-        config = Config.model_validate_json(json.dumps(resolved))
+        parsed = kind.model_validate_json(json.dumps(content))
     except ValidationError as error:
         return None, [_fault(details) for details in error.errors()]
-    choices = {"base": tuple(BASES), **VALUE_AXES}
     faults = [
-        f"{key}: {getattr(config, key)!r} is not a choice; it can be {', '.join(allowed)}"
+        f"{key}: {getattr(parsed, key)!r} is not a choice; it can be {', '.join(allowed)}"
         for key, allowed in choices.items()
-        if getattr(config, key) not in allowed
+        if getattr(parsed, key) not in allowed
     ]
-    return (None if faults else config), faults
+    return (None if faults else parsed), faults
 
 
 def known_keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:

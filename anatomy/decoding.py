@@ -20,7 +20,7 @@ def is_bindable(model: Transformer, cache: Cache) -> bool:
     """Whether a Decoder is for this model and cache: float32 on a CPU, and every block says how it is bound."""
     tensors = (model.embed.weight, *(layer.keys for layer in cache.layers))
     return all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in tensors) and all(
-        says_how_it_is_bound(block) and says_how_it_is_bound(block.attn) for block in model.blocks
+        says_how_it_is_bound(part) for block in model.blocks for part in (block, block.attn, block.attn.qk_norm)
     )
 
 

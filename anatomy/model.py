@@ -27,8 +27,8 @@ class Cache:
     Made by `Transformer.new_cache`. It belongs to these texts alone: another prompt takes another cache.
     """
 
-    def __init__(self, num_layers: int, num_slots: int, padding: Tensor | None) -> None:
-        self.layers = [KVCache(num_slots, padding) for _ in range(num_layers)]
+    def __init__(self, windows: Sequence[int | None], num_slots: int, padding: Tensor | None) -> None:
+        self.layers = [KVCache(num_slots, padding, window) for window in windows]
         self.padding = padding
         self._least_padding = 0 if padding is None else int(padding.min())
 
@@ -39,7 +39,7 @@ class Cache:
 
     @property
     def num_cached(self) -> int:
-        """How many slots are filled, padding included."""
+        """How many tokens were read of each text, padding included."""
         return self.layers[0].num_cached
 
     @property
@@ -106,7 +106,7 @@ class Transformer(nn.Module):
 
         padding  (B,): so many of each text's first ids are not its own; they only bring texts to one length
         """
-        return Cache(len(self.blocks), num_slots, padding)
+        return Cache([block.attn.window.size for block in self.blocks], num_slots, padding)
 
     def positions(self, num_new: int, device: torch.device, cache: Cache | None = None) -> Tensor:
         """Where the next T tokens stand, (T,) or (B, T). Raises ValueError past the last position."""
@@ -167,17 +167,31 @@ class Transformer(nn.Module):
     def flops_per_token(self, ctx_len: int) -> int:
         """Training FLOPs per token: 6 a weight of a Linear layer, and 12 a channel of a head and token in context.
 
-        The output layer counts, tied or not; lookups are free. Source: Kaplan et al. 2020, arXiv:2001.08361, and the
-        attention term of Chowdhery et al. 2022, arXiv:2204.02311, which takes no advantage of the causal mask.
+        The output layer counts, tied or not; lookups are free; what lies behind a window is no context. Source: Kaplan
+        et al. 2020, arXiv:2001.08361, and the attention term of Chowdhery et al. 2022, arXiv:2204.02311, which takes no
+        advantage of the causal mask.
         """
         weights = self.embed.num_embeddings * self.embed.embedding_dim
         weights += sum(block.attn.num_linear_weights() + block.ffn.num_linear_weights() for block in self.blocks)
-        channels = sum(block.attn.n_head * block.attn.head_width for block in self.blocks)
-        return 6 * weights + 12 * channels * ctx_len
+        seen = sum(
+            block.attn.n_head * block.attn.head_width * min(ctx_len, block.attn.window.size or ctx_len)
+            for block in self.blocks
+        )
+        return 6 * weights + 12 * seen
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         """What a cache keeps for each token: a key and a value per layer and key-value head."""
-        return sum(2 * block.attn.n_kv_head * block.attn.head_width for block in self.blocks) * bytes_per_value
+        return self.kv_bytes(1, bytes_per_value)
+
+    def kv_bytes(self, num_tokens: int, bytes_per_value: int = 2) -> int:
+        """What a cache keeps of a text: of its tokens, or in layers with a window of the last of them."""
+        return (
+            sum(
+                2 * block.attn.n_kv_head * block.attn.head_width * min(num_tokens, block.attn.window.size or num_tokens)
+                for block in self.blocks
+            )
+            * bytes_per_value
+        )
 
 
 LOSS_IN_CHUNKS = nn.LinearCrossEntropyOptions()

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anatomy.axes import AXES, BASES, differences
+from anatomy.axes import AXES, BASES, BIASED, LATER_AXES, differences
 from anatomy.build import MATCHED, build_model, derived, with_hidden, with_parts
 from anatomy.config import Config
 from anatomy.errors import UserError
 from anatomy.model import Transformer, init_digests, initialise
 
-NUM_SEQUENCES, MAX_TOKENS = 2, 16  # of the batch that both models read
+NUM_SEQUENCES, MAX_TOKENS = 2, 16  # of the batch that both models read; behind a window, so many more tokens
 PERTURBATION_STD = 0.1  # added to every tensor, so that what starts at zero (a shift, a bias) shows as well
 # Two outputs are the same below this difference, as a share of the largest output. Over both scales and all bases,
 # parts written another way but algebraically equal came to 2e-6 at most once perturbed; the nearest two parts that
@@ -47,12 +47,12 @@ class Print:
     shapes: Mapping[str, tuple[int, ...]]
     starts: Mapping[str, str]  # digests
     linear_biases: frozenset[str]  # of the blocks
-    has_bias_all: bool
+    bias: str  # what the axis has
     outputs: tuple[Tensor, Tensor]  # (B, T, V) each: at the start, and perturbed
 
 
-def take_print(config: Config, num_symbols: int) -> Print:
-    """Build a composition on the CPU, start it from seed 0, and run it on a fixed batch of random ids.
+def take_print(config: Config, num_symbols: int, num_tokens: int) -> Print:
+    """Build a composition on the CPU, start it from seed 0, and run it on a fixed batch of `num_tokens` random ids.
 
     Raises UserError if it cannot be built, or breaks on the batch.
     """
@@ -60,7 +60,7 @@ def take_print(config: Config, num_symbols: int) -> Print:
     initialise(model, config.init, seed=0)
     starts = init_digests(model)
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(num_symbols, (NUM_SEQUENCES, min(MAX_TOKENS, config.model.ctx_len)), generator=generator)
+    ids = torch.randint(num_symbols, (NUM_SEQUENCES, num_tokens), generator=generator)
     try:
         with torch.no_grad():
             at_start = model(ids)
@@ -81,7 +81,7 @@ def take_print(config: Config, num_symbols: int) -> Print:
             for path, module in modules.items()
             if path.startswith("blocks.") and isinstance(module, nn.Linear) and module.bias is not None
         ),
-        has_bias_all=config.bias == "all",
+        bias=config.bias,
         outputs=outputs,
     )
 
@@ -127,10 +127,14 @@ def undeclared(axis: str, ours: Print, theirs: Print) -> Iterator[str]:
 def _owner(path: str, ours: Print, theirs: Print) -> str | None:
     """The axis that a module or tensor belongs to, where two models differ in it; None for the skeleton's own."""
     head, *rest = path.split(".")
-    if path in ours.linear_biases | theirs.linear_biases and not (ours.has_bias_all and theirs.has_bias_all):
-        return "bias"
+    if path in ours.linear_biases | theirs.linear_biases:
+        layer = path.split(".")[-2]
+        if not all(layer in BIASED[each.bias] for each in (ours, theirs)):
+            return "bias"
     if head == "final_norm" and (head in ours.classes) != (head in theirs.classes):
         return "placement"
+    if head == "blocks" and rest[1:2] == ["attn"] and len(rest) > 2 and rest[2] in LATER_AXES:
+        return rest[2]  # what is handed to attention bears the name of its axis
     if head == "blocks" and rest:
         return SLOT_OWNERS.get(rest[1], "placement") if len(rest) > 1 else "placement"
     return END_OWNERS.get(head)
@@ -147,6 +151,12 @@ def _name(kind: type[nn.Module] | None) -> str | None:
 def _is_same(one: Tensor, other: Tensor) -> bool:
     """Whether two outputs agree but for rounding."""
     return bool((one - other).abs().max() <= SAME * other.abs().max())
+
+
+def _num_tokens(config: Config, num_symbols: int) -> int:
+    """How many tokens a composition must read to show what it does: some that lie behind its window, if it has one."""
+    window = derived(build_model(config, num_symbols)).get("window", 0)
+    return min(config.model.ctx_len, window + MAX_TOKENS)
 
 
 class Prover:
@@ -178,14 +188,17 @@ class Prover:
             if is_matched:
                 put_back = with_hidden(put_back, config.ffn["hidden"])
             try:
-                ours = self._print(config, num_symbols)
+                num_tokens = _num_tokens(config, num_symbols)
+                ours = self._print(config, num_symbols, num_tokens)
             except UserError as error:
                 yield str(error)
                 return
             try:
-                theirs = self._print(put_back, num_symbols)
+                num_tokens = max(num_tokens, _num_tokens(put_back, num_symbols))
+                theirs = self._print(put_back, num_symbols, num_tokens)
             except UserError:
                 continue
+            ours = self._print(config, num_symbols, num_tokens)
             where = f"{axis}={config.parts[axis]}"
             if moved := list(undeclared(axis, ours, theirs)):
                 more = f" (and {len(moved) - 1} more)" if len(moved) > 1 else ""
@@ -193,8 +206,8 @@ class Prover:
             elif all(map(_is_same, ours.outputs, theirs.outputs)):
                 yield f"{where}: changes nothing, with {axis}={part} this model computes the same; take another part"
 
-    def _print(self, config: Config, num_symbols: int) -> Print:
-        key = f"{num_symbols} {config.model_dump_json(include={*AXES, 'model'})}"
+    def _print(self, config: Config, num_symbols: int, num_tokens: int) -> Print:
+        key = f"{num_symbols} {num_tokens} {config.model_dump_json(include={*AXES, 'model'})}"
         if key not in self._prints:
-            self._prints[key] = take_print(config, num_symbols)
+            self._prints[key] = take_print(config, num_symbols, num_tokens)
         return self._prints[key]

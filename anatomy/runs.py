@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from filelock import FileLock, Timeout
 
-from anatomy.axes import AXES
+from anatomy.axes import AXES, LATER_AXES
 from anatomy.files import write_json
 
 SCHEMA = 1
@@ -71,24 +71,39 @@ def run_name(config: Mapping[str, Any], derived: Mapping[str, int], corpus_sha25
     its content, so the same run asked for by other words gets the same name.
     """
     sizes = config["model"]
-    parts = "-".join(part_name(config, axis) for axis in AXES)
+    parts = "-".join(part for axis in AXES if (part := part_name(config, axis)) != LATER_AXES.get(axis))
     digest = hashlib.sha256(canonical_json(identity(config, derived, corpus_sha256)).encode()).hexdigest()
     return f"{parts}_{sizes['d_model']}x{sizes['n_layer']}_ctx{sizes['ctx_len']}_seed{config['seed']}_{digest[:10]}"
 
 
 def part_name(config: Mapping[str, Any], axis: str) -> str:
-    """The part that a resolved config puts on an axis: a value, or the name inside the part's own section."""
-    part = config[axis]
+    """The part that a resolved config puts on an axis: a value, or the name inside the part's own section.
+
+    A config from before an axis existed puts on it what all models had then.
+    """
+    part = config[axis] if axis in config else LATER_AXES[axis]
     return str(part["name"] if isinstance(part, Mapping) else part)
 
 
 def identity(config: Mapping[str, Any], derived: Mapping[str, Any], corpus_sha256: str | None) -> dict[str, Any]:
-    """What of a resolved config decides its run's result: not labels; sizes as they came out, the text as content."""
+    """What of a resolved config decides its run's result: not labels; sizes as they came out, the text as content.
+
+    What came later than the first runs is left out where it is as it always was, so that these keep their names.
+    """
     result = {key: value for key, value in config.items() if key not in LABELS}
-    result["model"] = {**config["model"], "vocab_size": derived["vocab_size"]}
+    for axis, part in LATER_AXES.items():
+        if part_name(config, axis) == part:
+            result.pop(axis, None)
+    sizes = {**config["model"], "vocab_size": derived["vocab_size"]}
+    head_width = sizes.pop("head_width", None)
+    if head_width is not None and head_width * sizes["n_head"] != sizes["d_model"]:
+        sizes["head_width"] = head_width
+    result["model"] = sizes
     result["ffn"] = {**config["ffn"], "hidden": derived["ffn_hidden"]}
     if "n_kv_head" in config["attn"]:
         result["attn"] = {**config["attn"], "n_kv_head": derived["n_kv_head"]}
+    if "size" in config.get("window", {}):
+        result["window"] = {**config["window"], "size": derived.get("window")}
     split = {key: value for key, value in config["corpus"].items() if key not in ("name", "path")}
     result["corpus"] = {**split, "sha256": corpus_sha256}
     return result

@@ -10,7 +10,7 @@ model whose blocks or attention do not is read by `forward` throughout (see `say
 Some weights are read where they lie, others are copied: when weights change, what was bound before is worthless. There
 is no dropout, and hooks of modules are not called.
 
-Shapes: a buffer holds one row a text, (B, width).
+Shapes: a buffer holds one row a text, (B, width), or one a text and head, (B, heads, K).
 """
 
 import math
@@ -41,6 +41,10 @@ class Buffer(NamedTuple):
         """A new one, its numbers not set."""
         tensor = torch.empty(shape, dtype=torch.float32, device="cpu")
         return cls(tensor, tensor.numpy())
+
+    def part(self, start: int, stop: int) -> "Buffer":
+        """Some of the heads of numbers (B, heads, K): the same numbers, not a copy."""
+        return Buffer(self.tensor[:, start:stop], self.array[:, start:stop])
 
     def write_to(self, other: "Buffer") -> None:
         """Copy the numbers, the gain multiplied."""

@@ -79,18 +79,18 @@ class RMSNorm(_GainOnly):
         return F.rms_norm(x, self.gain.shape, self.gain, self.eps)
 
     def bind(self, x: Buffer) -> tuple[Step, Buffer]:
-        x_BD, y = x.array, Buffer.of(*x.array.shape)._replace(gain=self.gain.detach())
-        y_BD, first_D = y.array, x_BD[0]
-        width, eps, one = np.float32(x_BD.shape[1]), np.float32(self.eps), np.float32(1)
+        rows, y = x.array, Buffer.of(*x.array.shape)._replace(gain=self.gain.detach())
+        normed, first_D = y.array, rows[0]
+        width, eps, one = np.float32(rows.shape[-1]), np.float32(self.eps), np.float32(1)
 
         def step_of_one() -> None:  # a single row's size is a single number, with which NumPy counts faster
-            np.multiply(x_BD, one / np.sqrt(first_D.dot(first_D) / width + eps), out=y_BD)
+            np.multiply(rows, one / np.sqrt(first_D.dot(first_D) / width + eps), out=normed)
 
         def step_of_many() -> None:
-            inverse_rms_B = one / np.sqrt(np.vecdot(x_BD, x_BD) / width + eps)
-            np.multiply(x_BD, inverse_rms_B[:, None], out=y_BD)
+            inverse_rms = one / np.sqrt(np.vecdot(rows, rows) / width + eps)
+            np.multiply(rows, inverse_rms[..., None], out=normed)
 
-        return step_of_one if len(x_BD) == 1 else step_of_many, y
+        return step_of_one if first_D.size == rows.size and first_D.ndim == 1 else step_of_many, y
 
 
 class _RMSNormOnCPU(torch.autograd.Function):

@@ -9,18 +9,20 @@ The parts at the end, whose names begin with Broken, are for breaking: RoPE with
 Tensor legend: B batch, T tokens, H heads, K head width, D model width.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from anatomy.ranges import Positive
+from anatomy.ranges import Count, NotNegative, Positive
 
 
 class Rotation(NamedTuple):
     """Cosine and sine, each (T, 1, K/2), of the angle by which every pair of a head's channels is turned.
 
-    Where the texts of a batch stand at positions of their own, (B, T, 1, K/2).
+    Both may hold a factor by which the turn stretches as well. Where the texts of a batch stand at positions of their
+    own, (B, T, 1, K/2).
     """
 
     cos: Tensor
@@ -48,6 +50,9 @@ class Turns(NamedTuple):
 
     of_queries: Tensor
     of_keys: Tensor
+
+
+RAMP_OF_NONE = 0.001  # the length of a ramp, in pairs, that begins where it ends
 
 
 class _Rotate(torch.autograd.Function):
@@ -148,7 +153,10 @@ class RoPE(nn.Module):
     def __init__(self, head_width: int, *, theta: Positive = 10000.0) -> None:
         super().__init__()
         if head_width % 2:
-            raise ValueError(f"RoPE turns pairs of channels: model.d_model/model.n_head must be even, got {head_width}")
+            raise ValueError(
+                f"RoPE turns pairs of channels: the head width (model.d_model/model.n_head, or model.head_width) must "
+                f"be even, got {head_width}"
+            )
         self.head_width, self.theta = head_width, theta
         self.max_len: int | None = None
 
@@ -158,9 +166,123 @@ class RoPE(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return x
 
+    def frequencies(self, device: torch.device) -> Tensor:
+        """The angle, in radians, by which each pair turns from one position to the next: (K/2,), float32."""
+        return _frequencies(self.head_width, self.theta, device)
+
     def rotation(self, positions: Tensor) -> Rotation:
-        angles = positions.unsqueeze(-1).float() * _frequencies(self.head_width, self.theta, positions.device)
+        angles = positions.unsqueeze(-1).float() * self.frequencies(positions.device)
         return Rotation(angles.cos().unsqueeze(-2), angles.sin().unsqueeze(-2))
+
+
+class RoPELinear(RoPE):
+    """RoPE with every position divided by a factor, so that a text `factor` times as long turns no further.
+
+    pair i turns by t / factor * theta^(-2i/K).
+
+    Shapes:   positions (T,) or (B, T) -> cos, sin (T or B, T, 1, K/2).
+    Knobs:    theta, as in RoPE; factor, how many times as long texts may become.
+    Numerics: as in RoPE.
+    Raises:   ValueError if the head width is odd.
+    Source:   Chen et al. 2023, arXiv:2306.15595.
+    """
+
+    def __init__(self, head_width: int, *, theta: Positive = 10000.0, factor: Positive = 2.0) -> None:
+        super().__init__(head_width, theta=theta)
+        self.factor = factor
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        return super().frequencies(device) / self.factor
+
+
+class RoPELlama3(RoPE):
+    """RoPE with its slow pairs slowed down further and its fast ones kept, by how their wavelength compares with the
+    length of training before.
+
+    With f = theta^(-2i/K) and n = original_len f / 2 pi, the number of turns a pair makes in that length: f where n is
+    above high_freq_factor, f / factor where it is below low_freq_factor, and between the two m f + (1 - m) f / factor
+    with m = (n - low_freq_factor) / (high_freq_factor - low_freq_factor).
+
+    Shapes:   positions (T,) or (B, T) -> cos, sin (T or B, T, 1, K/2).
+    Knobs:    theta, as in RoPE; factor; low_freq_factor, high_freq_factor, in turns; original_len, in tokens.
+    Numerics: as in RoPE.
+    Raises:   ValueError if the head width is odd, or low_freq_factor not below high_freq_factor.
+    Source:   Llama Team 2024, arXiv:2407.21783; the formula as in the code published with Llama 3.1.
+    """
+
+    def __init__(
+        self,
+        head_width: int,
+        *,
+        theta: Positive = 500000.0,
+        factor: Positive = 8.0,
+        low_freq_factor: Positive = 1.0,
+        high_freq_factor: Positive = 4.0,
+        original_len: Count = 8192,
+    ) -> None:
+        super().__init__(head_width, theta=theta)
+        if low_freq_factor >= high_freq_factor:
+            raise ValueError(
+                f"pos.low_freq_factor={low_freq_factor} must be below pos.high_freq_factor={high_freq_factor}"
+            )
+        self.factor, self.original_len = factor, original_len
+        self.low_freq_factor, self.high_freq_factor = low_freq_factor, high_freq_factor
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        kept = super().frequencies(device)
+        num_turns = self.original_len * kept / (2 * math.pi)
+        share_kept = (num_turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        return torch.lerp(kept / self.factor, kept, share_kept.clamp(0, 1))
+
+
+class RoPEYaRN(RoPE):
+    """RoPE by YaRN: pairs that turn often in the length of training before are kept, those that turn seldom are slowed
+    down, with a ramp between, and scores are made a little sharper for the longer text.
+
+    A pair at place i(n) = K ln(original_len / (2 pi n)) / (2 ln theta) turns n times in original_len. The ramp runs
+    from the floor of i(beta_fast), kept, to the ceiling of i(beta_slow), divided by `factor`. Queries and keys are both
+    multiplied by attention_factor.
+
+    Shapes:   positions (T,) or (B, T) -> cos, sin (T or B, T, 1, K/2), attention_factor multiplied.
+    Knobs:    theta, as in RoPE; factor; original_len, in tokens; beta_fast, beta_slow, in turns; attention_factor, None
+              takes 0.1 ln(factor) + 1, or 1 where factor is at most 1.
+    Numerics: as in RoPE.
+    Raises:   ValueError if the head width is odd, theta is 1, or beta_slow above beta_fast.
+    Source:   Peng et al. 2023, arXiv:2309.00071; the whole pairs at the ends of the ramp as in its published code.
+    """
+
+    def __init__(
+        self,
+        head_width: int,
+        *,
+        theta: Positive = 10000.0,
+        factor: Positive = 4.0,
+        original_len: Count = 2048,
+        beta_fast: Positive = 32.0,
+        beta_slow: Positive = 1.0,
+        attention_factor: NotNegative | None = None,
+    ) -> None:
+        super().__init__(head_width, theta=theta)
+        if beta_slow > beta_fast:
+            raise ValueError(f"pos.beta_slow={beta_slow} must not be above pos.beta_fast={beta_fast}")
+        if theta == 1:
+            raise ValueError("pos.theta=1: all pairs would turn alike, so that no ramp lies between them")
+        self.factor, self.original_len, self.beta_fast, self.beta_slow = factor, original_len, beta_fast, beta_slow
+        self.attention_factor = 0.1 * math.log(max(1.0, factor)) + 1 if attention_factor is None else attention_factor
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        kept = super().frequencies(device)
+        first = max(0, math.floor(self._place_of(self.beta_fast)))
+        last = min(self.head_width - 1, math.ceil(self._place_of(self.beta_slow)))
+        places = torch.arange(len(kept), dtype=torch.float32, device=device)
+        share_divided = ((places - first) / (last - first or RAMP_OF_NONE)).clamp(0, 1)
+        return torch.lerp(kept, kept / self.factor, share_divided)
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        return Rotation(*(table * self.attention_factor for table in super().rotation(positions)))
+
+    def _place_of(self, num_turns: float) -> float:
+        return self.head_width * math.log(self.original_len / (2 * math.pi * num_turns)) / (2 * math.log(self.theta))
 
 
 class NoPositions(nn.Module):

@@ -374,6 +374,7 @@ def parse_record(name: str, record: Mapping[str, Any]) -> Run:
         "vocab_size": config["model"]["vocab_size"],
         "ffn_hidden": config["ffn"].get("hidden"),
         "n_kv_head": config["attn"].get("n_kv_head"),
+        "window": config.get("window", {}).get("size"),
     }
     derived = {key: value for key, value in (record.get("derived") or {}).items() if value is not None}
     parts = {axis: part_name(config, axis) for axis in AXES}

@@ -33,7 +33,7 @@ part may have its own, and the row's name says so."""
 SALTS = ("init_salt", "order_salt")
 """What a null arm differs in from the base, and in nothing else: its start, or the order of its batches."""
 
-DERIVED = ("ffn.hidden", "attn.n_kv_head", "model.vocab_size")
+DERIVED = ("ffn.hidden", "attn.n_kv_head", "model.vocab_size", "window.size")
 """Sizes that follow from others unless they are asked for; they name a row only then, or where nothing else does."""
 
 
