@@ -24,6 +24,7 @@ class Allowed:
 
     words: str
     holds: Callable[[Any], bool]
+    is_choice: bool = True  # whether there is more than one value
 
     def or_null(self) -> "Allowed":
         return Allowed(f"{self.words}, or null", lambda value: value is None or self.holds(value))
@@ -56,7 +57,11 @@ def _number(lowest: float, below: float, *, above: bool = False) -> Allowed:
 def _one_of(*values: Any) -> Allowed:
     shown = ["null" if value is None else str(value).lower() if type(value) is bool else str(value) for value in values]
     words = " or ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else shown[0]
-    return Allowed(words, lambda given: any(type(given) is type(value) and given == value for value in values))
+    return Allowed(
+        words,
+        lambda given: any(type(given) is type(value) and given == value for value in values),
+        is_choice=len(set(shown) - {"null"}) > 1,
+    )
 
 
 def _are_ids(value: Any) -> bool:
@@ -81,7 +86,7 @@ NORM_EPS = _number(0, 1, above=True)
 THETA = _number(1, 1e15, above=True)
 FACTOR = _number(1, 1e6)
 TURNS = _number(0, 1e6, above=True)
-WHOLE_SHARE = Allowed("1", lambda value: value is None or (type(value) in (int, float) and value == 1))
+WHOLE_SHARE = Allowed("1", lambda value: value is None or (type(value) in (int, float) and value == 1), False)
 LENGTH = _whole(1, 2**31 - 1)
 WORDS = Allowed("text", lambda value: isinstance(value, str))
 WORDS_OR_NULL = WORDS.or_null()

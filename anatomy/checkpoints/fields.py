@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anatomy.build import build_model, derived, part_section
-from anatomy.checkpoints.field_table import FAMILIES, REQUIRED, ROPE_KINDS, WHOLE_SHARE, Family, Field, RopeKind
+from anatomy.checkpoints.field_table import COMMON, FAMILIES, REQUIRED, ROPE_KINDS, WHOLE_SHARE, Family, Field, RopeKind
 from anatomy.config import Composition, did_you_mean, parse_composition
 from anatomy.errors import UserError, one_line
 
@@ -354,7 +354,7 @@ def _window_section(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(family: Family, config: Mapping[str, Any], rope: _Rope) -> Iterator[ReadField]:
-    """Every field the file has, and the absent ones that say something of the model."""
+    """Every field the file has, and the absent ones that could have made another model."""
     settings = {**family.fields, **rope.kind.settings}
     for name, field in family.fields.items():
         if name in ("rope_scaling", "rope_parameters") and config.get(name):
@@ -362,11 +362,15 @@ def _read(family: Family, config: Mapping[str, Any], rope: _Rope) -> Iterator[Re
                 yield ReadField(f"{name}.{key}", config[name][key], True, settings.get(key, field))
         elif name in config:
             yield ReadField(name, config[name], True, field)
-        elif name in rope.given or field.default is None or field.group in ("files", "use", "training"):
-            continue
-        else:
+        elif name not in COMMON and name not in rope.given and _could_matter(field):
             yield ReadField(name, field.default, False, field)
 
+
+def _could_matter(field: Field) -> bool:
+    return field.default is not None and field.allowed.is_choice and field.group not in NOT_OF_THE_MODEL
+
+
+NOT_OF_THE_MODEL = ("files", "use", "training")
 
 # ------------------------------------------------------------------------------------------------ back to a config.json
 

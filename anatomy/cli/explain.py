@@ -1,4 +1,4 @@
-"""anatomy-explain: what the parts are, which fault each mends, and what is claimed of them."""
+"""anatomy-explain: what a model is made of and what it costs; what the parts are, which fault each mends."""
 
 import json
 import sys
@@ -12,24 +12,79 @@ from anatomy.cli.common import console, run_click
 from anatomy.errors import UserError
 
 OLD, NEW = "vanilla", "llama"  # the bases whose parts the story sets side by side
+EXAMPLES = """\b
+anatomy-explain llama3-8b
+anatomy-explain gpt2-xl llama2-7b llama3-8b
+anatomy-explain base=llama model.d_model=4 --trace
+anatomy-explain 'base=gpt2 model.d_model=4096 model.n_head=32' llama3-8b
+anatomy-explain path/to/config.json --context 131072
+anatomy-explain --parts
+"""
 
 
-@click.command(name="anatomy-explain")
+@click.command(name="anatomy-explain", epilog=EXAMPLES)
 @click.version_option(__version__)
+@click.argument("what", nargs=-1)
+@click.option("--context", type=click.IntRange(1, 2**31 - 1), help="Tell costs at so many tokens; default: its own.")
+@click.option("--trace", "is_traced", is_flag=True, help="Walk a text through: every module, every shape.")
+@click.option("--tokens", type=click.IntRange(1, 2**20), help="How many tokens --trace reads at first; default: 3.")
 @click.option("--parts", "of_parts", is_flag=True, help="The five parts in one table, then every claim and part.")
 @click.option("--json", "as_json", is_flag=True, help="The same as data.")
-def command(of_parts: bool, as_json: bool) -> None:
-    """Explain what models are made of."""
-    if not of_parts:
-        raise UserError(
-            "anatomy-explain: tells what the parts are and what is claimed of them; type: anatomy-explain --parts"
-        )
-    parts = all_parts()
-    if as_json:
-        json.dump(parts, sys.stdout, indent=1, ensure_ascii=False)
-        print()
+def command(
+    what: tuple[str, ...], context: int | None, is_traced: bool, tokens: int | None, of_parts: bool, as_json: bool
+) -> None:
+    """Explain what models are made of and what they cost.
+
+    WHAT is a model by name (such as gpt2, llama3-8b, mistral-7b), a config.json or its folder, the folder of a run or
+    of an imported model, or overrides as anatomy-train takes them. Several stand side by side.
+    """
+    if of_parts and (what or context or is_traced or tokens):
+        raise UserError("--parts: tells of all parts, and takes nothing beside it but --json")
+    if tokens and not is_traced:
+        raise UserError(f"--tokens {tokens}: is for --trace; type both")
+    if of_parts:
+        parts = all_parts()
+        _print_json(parts) if as_json else show(parts)
+    elif what:
+        _explain(what, context, (tokens or 3) if is_traced else None, as_json=as_json)
     else:
-        show(parts)
+        raise UserError(
+            "anatomy-explain: needs a WHAT, such as llama3-8b, base=llama or a config.json; for the parts and what is "
+            "claimed of them, type: anatomy-explain --parts"
+        )
+
+
+def _explain(words: tuple[str, ...], context: int | None, num_traced: int | None, *, as_json: bool) -> None:
+    from anatomy.explaining import explain
+    from anatomy.subjects import subjects_of
+
+    explanations = [explain(subject, context) for subject in subjects_of(words)]
+    traces = []
+    if num_traced is not None:
+        from anatomy.tracing import trace
+
+        traces = [trace(explanation, num_traced) for explanation in explanations]
+    if as_json:
+        content = [explanation.as_json() for explanation in explanations]
+        for told, walked in zip(content, traces, strict=False):
+            told["trace"] = walked.as_json()
+        _print_json(content)
+        return
+    from anatomy.cli.explanations import show_many, show_one, show_trace
+
+    out = console()
+    if traces:
+        for explanation, walked in zip(explanations, traces, strict=True):
+            show_trace(out, explanation, walked)
+    elif len(explanations) == 1:
+        show_one(out, explanations[0])
+    else:
+        show_many(out, explanations)
+
+
+def _print_json(content: Any) -> None:
+    json.dump(content, sys.stdout, indent=1, ensure_ascii=False, allow_nan=False)
+    print()
 
 
 def all_parts() -> list[dict[str, Any]]:
