@@ -149,4 +149,7 @@ def test_a_class_that_is_not_there_is_answered_with_the_healthy_ones() -> None:
     config = resolved("base=llama")
     config["pos"]["class"] = "Rope"
     (fault,) = part_faults(config)
-    assert fault == "pos.class=Rope: not a class of this axis; it can be Learned, Sinusoidal, RoPE, NoPositions"
+    assert fault == (
+        "pos.class=Rope: not a class of this axis; it can be Learned, Sinusoidal, RoPE, RoPELinear, RoPELlama3, "
+        "RoPEYaRN, NoPositions"
+    )

@@ -6,7 +6,7 @@ import math
 import pytest
 from conftest import compose, options
 
-from anatomy.axes import AXES, BASES, COUNTERPARTS, SWAPPED_AXES, VALUE_AXES, differences, swapped_part
+from anatomy.axes import AXES, BASES, COUNTERPARTS, LATER_AXES, SWAPPED_AXES, VALUE_AXES, differences, swapped_part
 from anatomy.compose import GROUPS, Asked, read_command
 from anatomy.config import Config, known_keys, parse_config
 from anatomy.errors import UserError
@@ -38,7 +38,7 @@ def test_every_option_of_an_axis_composes_and_is_known_to_the_axes(axis: str) ->
 def test_the_config_groups_are_the_bases_and_the_axes() -> None:
     assert set(names("base")) == set(BASES) == set(COUNTERPARTS)
     assert set(names("swap")) == {"none", *AXES} - {"init"}
-    assert set(AXES) == {*SWAPPED_AXES, *VALUE_AXES}
+    assert set(AXES) == {*SWAPPED_AXES, *LATER_AXES, *VALUE_AXES}
     assert set(GROUPS) >= {"base", "swap", *AXES} and set(AXES) <= set(known_keys())
 
 

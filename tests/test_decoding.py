@@ -291,7 +291,7 @@ class Plain(nn.Module):
 
     def __init__(self, attn: nn.Module) -> None:
         super().__init__()
-        self.attn = attn
+        self.attn, self.qk_norm, self.window = attn, attn.qk_norm, attn.window
 
     def forward(self, x: Tensor, rotation: Rotation | None, cache: KVCache | None = None) -> Tensor:
         return self.attn(x, rotation, cache)

@@ -2,18 +2,20 @@
 
 import inspect
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import compose, options, tiny_ids, tiny_model
 from omegaconf import OmegaConf
+from torch import nn
 
-from anatomy.axes import AXES, BASES, SWAPPED_AXES
+from anatomy.axes import AXES, BASES, PART_AXES
 from anatomy.build import knobs_of, part_classes
 from anatomy.files import CONF
 from anatomy.model import init_digests
-from anatomy.parts import attn, ffn, norm, pos
+from anatomy.parts import attn, ffn, norm, pos, qk_norm, window
 from anatomy.parts.norm import _RMSNormOnCPU
 from anatomy.parts.pos import RoPE, Rotation, rotate
 from anatomy.train import optimizer_for
@@ -57,7 +59,7 @@ def test_parameters_by_axis_equal_the_tensors(base: str, axis: str, name: str) -
     counted = dict.fromkeys(("embed", "pos", "norm", "attn", "ffn", "output"), 0)
     for parameter_name, parameter in model.named_parameters():
         words = parameter_name.split(".")
-        home = words[2] if words[0] == "blocks" else words[0]
+        home = words[2] if words[0] == "blocks" else words[0]  # of blocks.0.attn.qk_norm.q_norm.gain: attn
         counted["norm" if home.endswith("norm") else home] += parameter.numel()
     assert model.num_params_by_axis() == counted
 
@@ -90,7 +92,7 @@ def test_a_model_learns_one_batch(axis: str, name: str) -> None:
 # ------------------------------------------------------------------------------------------------ YAML and class
 
 
-@pytest.mark.parametrize("axis", SWAPPED_AXES)
+@pytest.mark.parametrize("axis", PART_AXES)
 def test_every_yaml_has_its_class_and_every_class_its_yaml(axis: str) -> None:
     named = {name: OmegaConf.load(CONF / axis / f"{name}.yaml") for name in options(axis)}
     assert sorted(config["class"] for config in named.values()) == sorted(part_classes(axis))
@@ -101,7 +103,7 @@ def test_every_yaml_has_its_class_and_every_class_its_yaml(axis: str) -> None:
         assert (CONF / axis / f"{name}.yaml").read_text(encoding="utf-8").startswith("# ")
 
 
-@pytest.mark.parametrize("axis", SWAPPED_AXES)
+@pytest.mark.parametrize("axis", PART_AXES)
 def test_every_part_is_documented_and_takes_no_open_arguments(axis: str) -> None:
     for part in part_classes(axis).values():
         assert part.__doc__ and "Shapes:" in part.__doc__
@@ -270,6 +272,14 @@ def test_one_layer_without_positions_cannot_tell_the_order_of_earlier_tokens() -
 # ------------------------------------------------------------------------------------------------ attention
 
 
+def _attention(
+    kind: type[nn.Module], width: int, n_head: int, head_width: int, bias: bool, n_kv_head: int | None = None
+) -> Any:
+    """Attention with nothing on the axes that act inside it."""
+    knobs = {} if n_kv_head is None else {"n_kv_head": n_kv_head}
+    return kind(width, n_head, head_width, bias, bias, qk_norm.NoQKNorm(), window.NoWindow(), **knobs)
+
+
 def _attention_by_loops(part: torch.nn.Module, x: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
     """Every head, query and key in turn: query head h reads key-value head h // (H / G)."""
     H, G, K = part.n_head, part.n_kv_head, part.head_width
@@ -291,7 +301,7 @@ def _attention_by_loops(part: torch.nn.Module, x: torch.Tensor, rotation: Rotati
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
 def test_attention_equals_a_loop_over_heads(kv_heads: int, bias: bool) -> None:
     torch.manual_seed(6)
-    part = attn.GroupedQuery(10, 6, 4, bias, n_kv_head=kv_heads)
+    part = _attention(attn.GroupedQuery, 10, 6, 4, bias, n_kv_head=kv_heads)
     x = torch.randn(2, 5, 10)
     rotation = RoPE(4).rotation(torch.arange(5))
     with torch.no_grad():
@@ -302,7 +312,7 @@ def test_attention_equals_a_loop_over_heads(kv_heads: int, bias: bool) -> None:
 @pytest.mark.parametrize("kv_heads", [1, 3, 6])
 def test_projections_are_what_the_product_is_made_of(kv_heads: int) -> None:
     torch.manual_seed(6)
-    part = attn.GroupedQuery(10, 6, 4, False, n_kv_head=kv_heads)
+    part = _attention(attn.GroupedQuery, 10, 6, 4, False, n_kv_head=kv_heads)
     x, rotation = torch.randn(2, 5, 10), RoPE(4).rotation(torch.arange(5))
     q, k, v = part.project(x, rotation)
     assert (q.shape, k.shape, v.shape) == ((2, 6, 5, 4), (2, kv_heads, 5, 4), (2, kv_heads, 5, 4))
@@ -315,7 +325,7 @@ def test_projections_are_what_the_product_is_made_of(kv_heads: int) -> None:
 
 @pytest.mark.parametrize("kv_heads", [1, 3, 6])
 def test_attention_says_which_of_the_heads_it_turns_are_queries(kv_heads: int) -> None:
-    part, x = attn.GroupedQuery(10, 6, 4, False, n_kv_head=kv_heads), torch.randn(2, 5, 10)
+    part, x = _attention(attn.GroupedQuery, 10, 6, 4, False, n_kv_head=kv_heads), torch.randn(2, 5, 10)
     q, k, _ = part.project(x, pos.BrokenRoPEQueriesOnly(4).rotation(torch.arange(5)))
     healthy_q, _, _ = part.project(x, RoPE(4).rotation(torch.arange(5)))
     _, unturned_k, _ = part.project(x, None)
@@ -323,7 +333,10 @@ def test_attention_says_which_of_the_heads_it_turns_are_queries(kv_heads: int) -
 
 
 def test_grouped_query_with_all_heads_is_multi_head() -> None:
-    grouped, multi = attn.GroupedQuery(8, 4, 2, True, n_kv_head=4), attn.MultiHead(8, 4, 2, True)
+    grouped, multi = (
+        _attention(attn.GroupedQuery, 8, 4, 2, True, n_kv_head=4),
+        _attention(attn.MultiHead, 8, 4, 2, True),
+    )
     multi.load_state_dict(grouped.state_dict())
     x = torch.randn(2, 7, 8)
     torch.testing.assert_close(grouped(x, None), multi(x, None), rtol=0, atol=0)
@@ -331,13 +344,13 @@ def test_grouped_query_with_all_heads_is_multi_head() -> None:
 
 @pytest.mark.parametrize(("n_head", "n_kv_head"), [(2, 1), (4, 2), (6, 3), (9, 3), (7, 1), (12, 6), (32, 16)])
 def test_the_default_number_of_kv_heads_is_the_largest_divisor_not_above_half(n_head: int, n_kv_head: int) -> None:
-    assert attn.GroupedQuery(8, n_head, 2, False).n_kv_head == n_kv_head
+    assert _attention(attn.GroupedQuery, 8, n_head, 2, False).n_kv_head == n_kv_head
 
 
 @pytest.mark.parametrize("n_kv_head", [0, -2, 4, 12])
 def test_kv_heads_that_do_not_divide_are_refused(n_kv_head: int) -> None:
     with pytest.raises(ValueError, match="it can be 1, 2, 3, 6"):
-        attn.GroupedQuery(8, 6, 2, False, n_kv_head=n_kv_head)
+        _attention(attn.GroupedQuery, 8, 6, 2, False, n_kv_head=n_kv_head)
 
 
 # ------------------------------------------------------------------------------------------------ FFN

@@ -66,7 +66,7 @@ def test_the_nearest_two_parts_are_told_apart_at_both_scales(scale: str) -> None
     for base in BASES:
         config = compose(f"base={base}", f"scale={scale}", "ffn=gelu_tanh" if base != "gpt2" else "ffn=gelu")
         exact = with_parts(config, {"ffn": "gelu"})
-        ours, theirs = (take_print(with_parts(exact, {"ffn": name}), 65) for name in ("gelu", "gelu_tanh"))
+        ours, theirs = (take_print(with_parts(exact, {"ffn": name}), 65, 16) for name in ("gelu", "gelu_tanh"))
         assert not proof._is_same(ours.outputs[1], theirs.outputs[1])
 
 
@@ -260,10 +260,10 @@ def test_a_start_that_depends_on_other_parts_is_refused(tmp_path: Path, monkeypa
 
 def test_init_owns_the_values_at_the_start_and_no_shape() -> None:
     config = compose(*TINY, "base=vanilla")
-    normal, xavier = (take_print(with_parts(config, {"init": init}), NUM_SYMBOLS) for init in ("normal", "xavier"))
+    normal, xavier = (take_print(with_parts(config, {"init": init}), NUM_SYMBOLS, 11) for init in ("normal", "xavier"))
     assert list(undeclared("init", xavier, normal)) == []
     assert any(line.startswith("the start of tensor blocks.0.attn") for line in undeclared("ffn", xavier, normal))
-    swiglu = take_print(with_parts(config, {"ffn": "swiglu"}), NUM_SYMBOLS)
+    swiglu = take_print(with_parts(config, {"ffn": "swiglu"}), NUM_SYMBOLS, 11)
     assert any("which belongs to ffn" in line for line in undeclared("init", swiglu, normal))
 
 
@@ -275,13 +275,17 @@ def test_init_owns_the_values_at_the_start_and_no_shape() -> None:
         ({"tying": "tied"}, {}, {"tying"}),
         ({"bias": "all"}, {}, {"bias"}),
         ({"bias": "all", "ffn": "swiglu"}, {"bias": "all"}, {"ffn"}),
+        ({"bias": "qkv"}, {"bias": "attn"}, {"bias"}),
+        ({"bias": "qkv", "attn": "mqa"}, {"bias": "qkv"}, {"attn"}),
+        ({"qk_norm": "rms"}, {}, {"qk_norm"}),
+        ({"window": "sliding"}, {}, {"window"}),
         ({"pos": "nope"}, {}, {"pos"}),
         ({"attn": "mqa"}, {}, {"attn"}),
     ],
 )
 def test_each_difference_belongs_to_one_axis(one: dict[str, str], other: dict[str, str], owners: set[str]) -> None:
     config = compose(*TINY, "base=vanilla")
-    ours, theirs = (take_print(with_parts(config, parts), NUM_SYMBOLS) for parts in (one, other))
+    ours, theirs = (take_print(with_parts(config, parts), NUM_SYMBOLS, 11) for parts in (one, other))
     found = {line.rsplit("belongs to ", 1)[1] for line in undeclared("", ours, theirs)}
     assert found == owners
     assert [axis for axis in AXES if axis != "init" and not list(undeclared(axis, ours, theirs))] == sorted(owners)
@@ -307,9 +311,9 @@ def test_a_composition_is_built_once_whatever_the_arms_and_seeds(
 ) -> None:
     taken: list[dict[str, str]] = []
 
-    def counting(config: proof.Config, num_symbols: int) -> proof.Print:
+    def counting(config: proof.Config, num_symbols: int, num_tokens: int) -> proof.Print:
         taken.append(config.parts)
-        return take_print(config, num_symbols)
+        return take_print(config, num_symbols, num_tokens)
 
     monkeypatch.setattr(proof, "take_print", counting)
     made = plan(tmp_path, "swap=none,[norm],[norm,pos],[pos]", "seed=0,1,2")
