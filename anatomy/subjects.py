@@ -10,6 +10,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from anatomy.about import top_comment
+from anatomy.axes import BASES
 from anatomy.build import part_faults
 from anatomy.checkpoints.field_table import FAMILIES, MAX_SIZES
 from anatomy.checkpoints.fields import ReadField, config_json_of, read_fields, read_json
@@ -166,11 +167,11 @@ def _of_path(word: str) -> Subject:
     path = Path(word)
     folder = path.parent if path.name in ("result.json", "model.json") and isfile(path) else path
     if isdir(folder):
-        if exists(folder / "result.json"):
+        if isfile(folder / "result.json"):
             return _run(word, folder)
-        if exists(folder / "model.json"):
+        if isfile(folder / "model.json"):
             return _imported(word, folder)
-        if exists(folder / "config.json"):
+        if isfile(folder / "config.json"):
             return _config_file(word, folder / "config.json")
         raise UserError(
             f"{word!r}: is a folder without config.json, result.json or model.json; type the folder of a run or of a "
@@ -183,19 +184,11 @@ def _of_path(word: str) -> Subject:
 
 def _nothing(word: str) -> str:
     names = published()
-    near = did_you_mean(word, names)
-    if not near and "/" not in word:
-        near = f" Did you mean base={word}?" if word in _bases() else did_you_mean(word, [*names, *_bases()])
-    known = ", ".join(names)
-    return (
-        f"{one_line(repr(word), 120)}: is no model known by name, no file or folder, no override.{near} Known: {known}"
-    )
-
-
-def _bases() -> list[str]:
-    from anatomy.axes import BASES
-
-    return list(BASES)
+    near = did_you_mean(word, [*names, *BASES])
+    if near.removeprefix(" Did you mean ").removesuffix("?") in BASES:
+        near = near.replace("mean ", "mean base=")
+    known, shown = ", ".join(names), one_line(repr(word), 120)
+    return f"{shown}: is no model known by name, no file or folder, no override.{near} Known: {known}"
 
 
 def _config_file(name: str, file: Path) -> Subject:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anatomy.axes import AXES
 from anatomy.build import build_model, derived, part_section
 from anatomy.checkpoints.field_table import COMMON, FAMILIES, REQUIRED, ROPE_KINDS, WHOLE_SHARE, Family, Field, RopeKind
 from anatomy.config import Composition, did_you_mean, parse_composition
@@ -108,7 +109,7 @@ def read_fields(config: Mapping[str, Any], *, where: str = "config.json") -> Pub
     composition, faults = parse_composition(plain)
     if composition is None:
         raise UserError(f"{where} ({model_type}): {'; '.join(faults)}")
-    return PublishedConfig(model_type, composition, tuple(_read(family, config, rope)))
+    return PublishedConfig(model_type, composition, tuple(sorted(_read(family, config, rope), key=_place)))
 
 
 # ------------------------------------------------------------------------------------------------ what is wrong
@@ -364,6 +365,14 @@ def _read(family: Family, config: Mapping[str, Any], rope: _Rope) -> Iterator[Re
             yield ReadField(name, config[name], True, field)
         elif name not in COMMON and name not in rope.given and _could_matter(field):
             yield ReadField(name, field.default, False, field)
+
+
+def _place(read: ReadField) -> int:
+    """What the model is comes first, what the file says of itself last."""
+    return GROUPS.index(read.field.group)
+
+
+GROUPS = ("sizes", "vocabulary", *(axis for axis in AXES if axis != "init"), "training", "use", "files")
 
 
 def _could_matter(field: Field) -> bool:
