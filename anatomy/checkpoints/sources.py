@@ -159,10 +159,11 @@ def safetensors_of(file: Path) -> Tensors:
     where = repr(str(plain_file(file)))
     try:
         opened: Any = safetensors.safe_open(file, framework="pt")
-        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118: it is no mapping
+        names = opened.keys()
+        headers = {name: opened.get_slice(name) for name in names}
         return {
-            name: StoredTensor(tuple(part.get_shape()), part.get_dtype(), partial(opened.get_tensor, name))
-            for name, part in slices.items()
+            name: StoredTensor(tuple(header.get_shape()), header.get_dtype(), partial(opened.get_tensor, name))
+            for name, header in headers.items()
         }
     except OSError as error:
         raise UserError(f"{where}: cannot be read ({one_line(error.strerror or str(error))})") from None
