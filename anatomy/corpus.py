@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ MAX_NAMED = 9
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The characters a model knows; a character's index is its id.
+    """The characters a model knows; a character's index is its id. It keeps the interface of tokens.Codec.
 
     A character is a Unicode code point, taken as it is (no normalisation), and they are sorted by code point, so that
     the same text gives the same ids in every process.
@@ -52,6 +52,7 @@ class Vocabulary:
     """
 
     chars: str
+    unit: ClassVar[str] = "character"
 
     def __post_init__(self) -> None:
         if not all(left < right for left, right in pairwise(self.chars)):
@@ -86,14 +87,12 @@ class Vocabulary:
             codes = _code_points(text, start)
             ids[start : start + len(codes)] = self._id_of_code[np.minimum(codes, len(self._id_of_code) - 1)]
         if (ids < 0).any():
-            unknown = sorted(set(text) - set(self.chars), key=text.index)
-            named = [f"{char!r} (U+{ord(char):04X}) at index {text.index(char)}" for char in unknown[:MAX_NAMED]]
-            if len(unknown) > MAX_NAMED:
-                named.append(f"and {len(unknown) - MAX_NAMED:,} more")
-            raise UserError(
-                f"characters that the vocabulary of {len(self):,} lacks: {', '.join(named)}; leave them out"
-            )
+            raise unknown_characters(text, self.unknown(text), len(self))
         return ids
+
+    def unknown(self, text: str) -> list[str]:
+        """The characters of a text that are not known, each once, in the order of the text."""
+        return [char for char in dict.fromkeys(text) if char not in self.chars]
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Turn ids back into text. Raises ValueError for an id outside the vocabulary."""
@@ -101,6 +100,15 @@ class Vocabulary:
         if index.size and not (index.min() >= 0 and index.max() < len(self)):
             raise ValueError(f"ids must lie between 0 and {len(self) - 1}, not {index.min()} to {index.max()}")
         return self._codes[index].astype("<u4").tobytes().decode("utf-32-le")
+
+    @property
+    def start_ids(self) -> list[int]:
+        """What a model reads before a text that begins with nothing: a line end, or else the first character."""
+        return [max(0, self.chars.find("\n"))]
+
+    def speller(self, before: Sequence[int]) -> "CharSpeller":
+        """What turns ids that come one by one into text."""
+        return CharSpeller(self.chars)
 
     def save(self, path: Path) -> None:
         """Write the characters as JSON, atomically."""
@@ -121,12 +129,37 @@ class Vocabulary:
             raise UserError(f"{str(path)!r}: no vocabulary, or a damaged one; take the file of a sound run") from None
 
 
+@dataclass(frozen=True)
+class CharSpeller:
+    """Text out of ids that come one by one: a character each, whole at once."""
+
+    chars: str
+
+    def add(self, new_id: int) -> str:
+        return self.chars[new_id]
+
+    def rest(self) -> str:
+        return ""
+
+
+def unknown_characters(text: str, unknown: Sequence[str], num_known: int) -> UserError:
+    """What refuses a text for the characters in it that a vocabulary lacks: the first of them, and where."""
+    named = [f"{char!r} (U+{ord(char):04X}) at index {text.index(char)}" for char in unknown[:MAX_NAMED]]
+    if len(unknown) > MAX_NAMED:
+        named.append(f"and {len(unknown) - MAX_NAMED:,} more")
+    return UserError(f"characters that the vocabulary of {num_known:,} lacks: {', '.join(named)}; leave them out")
+
+
+def no_character(code: int, index: int) -> UserError:
+    """What refuses a text with half of a surrogate pair in it, as which Python also keeps bytes that are not UTF-8."""
+    return UserError(f"the text has U+{code:04X} at index {index}, half a character or a byte not UTF-8")
+
+
 def _code_points(text: str, start: int, num_chars: int = CHUNK_CHARS) -> NDArray[np.uint32]:
     try:
         raw = text[start : start + num_chars].encode("utf-32-le")
     except UnicodeEncodeError as error:
-        code, index = ord(error.object[error.start]), start + error.start
-        raise UserError(f"the text has U+{code:04X} at index {index}, half a character or a byte not UTF-8") from None
+        raise no_character(ord(error.object[error.start]), start + error.start) from None
     return np.frombuffer(raw, dtype="<u4").astype(np.uint32, copy=False)
 
 
@@ -265,8 +298,15 @@ class Corpus:
 
     def batch_at(self, starts: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Gather the windows at `starts` (B,). Returns inputs and targets, int64 (B, T) each, T = length."""
-        index_BT = starts[:, None] + np.arange(length)
-        return self.ids[index_BT].astype(np.int64), self.ids[index_BT + 1].astype(np.int64)
+        return windows_at(self.ids, starts, length)
+
+
+def windows_at(
+    ids: NDArray[np.integer], starts: NDArray[np.int64], length: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The windows of a text that begin at `starts` (B,): inputs and targets, int64 (B, T) each, T = length."""
+    index_BT = starts[:, None] + np.arange(length)
+    return ids[index_BT].astype(np.int64), ids[index_BT + 1].astype(np.int64)
 
 
 def load_corpus(

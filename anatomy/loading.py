@@ -1,32 +1,37 @@
-"""Open a run that was trained: its model, with the weights it kept, and its characters.
+"""Open a run that was trained, or a model that was imported: the model, and what turns text into its ids.
 
-Nothing in a run's folder is trusted: records and vocabularies are JSON, weights are safetensors, and what does not fit
-what the record describes is refused by name. No file is ever executed, and no size is believed before the header of
-the weights agrees with it.
+Nothing in a folder is trusted: records and vocabularies are JSON, weights are safetensors, and what does not fit what
+the record describes is refused by name. No file is ever executed, and no size is believed before the header of the
+weights agrees with it.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import exists, isdir, isfile, lexists  # these never raise: what one may not look at is not there
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
 from anatomy.build import build_model, part_faults
-from anatomy.config import Config, parse_config
+from anatomy.config import Composition, Config, parse_composition, parse_config
 from anatomy.corpus import Vocabulary
 from anatomy.errors import UserError, one_line
 from anatomy.files import is_plain_name
 from anatomy.model import Transformer
-from anatomy.runs import Layout, Status, read_manifest, read_record
+from anatomy.runs import Layout, Status, read_json, read_manifest, read_record
 from anatomy.sample import SAMPLE_CHARS, Sample, sample
 from anatomy.sampling import TEMPERATURE, Knobs
-from anatomy.weights import WEIGHT_FILES, read_shapes, read_weights
+from anatomy.tokens import Codec, Tokens
+from anatomy.weights import OURS, THEIRS, WEIGHT_FILES, read_shapes, read_weights
 
 Weights = Literal["last", "best"]
+Checked = TypeVar("Checked", bound=Composition)
 
+THREADS = torch.get_num_threads()  # as PyTorch starts: one a core
+
+RECORD_FILE, MODEL_FILE, TOKENIZER_FILE = "result.json", "model.json", "tokenizer.json"
 MAX_PATH_CHARS = 5000  # of a message that begins with a path
 
 WITHOUT_WEIGHTS: Mapping[Status, str] = {
@@ -39,24 +44,56 @@ WITHOUT_WEIGHTS: Mapping[Status, str] = {
 
 
 @dataclass(frozen=True, eq=False)
-class LoadedRun:
-    """A run, opened. `model, vocabulary = load(...)` takes the two that one mostly wants.
+class LoadedModel:
+    """A model, opened. `model, vocabulary = load(...)` takes the two that one mostly wants.
 
-    folder      where it lies
-    record      its result.json
-    config      its config, checked
-    model       in evaluation mode, so without dropout; no gradients; ids (B, T) -> logits (B, T, V)
-    vocabulary  its characters; the index of a character is its id
+    folder       where it lies
+    record       what its folder says of it: a run's result.json, an imported model's model.json
+    composition  what it is made of, checked
+    model        in evaluation mode, so without dropout; no gradients; float32; ids (B, T) -> logits (B, T, V)
+    vocabulary   turns text into ids and back; None where the model came without a tokenizer
     """
 
     folder: Path
     record: dict[str, Any] = field(repr=False)
-    config: Config = field(repr=False)
+    composition: Composition = field(repr=False)
     model: Transformer = field(repr=False)
-    vocabulary: Vocabulary = field(repr=False)
+    vocabulary: Codec | None = field(repr=False)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.vocabulary))
+
+    @property
+    def codec(self) -> Codec:
+        """Its vocabulary. Raises UserError where there is none."""
+        if self.vocabulary is None:
+            raise _fault(self.folder, f"came without a tokenizer (no {TOKENIZER_FILE}), so it reads ids, not text")
+        return self.vocabulary
+
+    @property
+    def context(self) -> int:
+        """How many tokens it was made to see."""
+        return self.composition.model.ctx_len
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What tells it from others."""
+        return self.composition.parts
+
+    @property
+    def status(self) -> Status | None:
+        """How its training went, where that is known."""
+        return None
+
+    @property
+    def threads(self) -> int:
+        """How many threads of the CPU its commands take."""
+        return THREADS
+
+    @property
+    def dtype(self) -> Literal["fp32", "bf16"]:
+        """What it is evaluated in."""
+        return "fp32"
 
     def sample(
         self,
@@ -75,17 +112,17 @@ class LoadedRun:
     ) -> list[Sample]:
         """Let the model go on with a prompt, `num_samples` times.
 
-        temperature, top_k, top_p, min_p  how the next character is drawn, see sampling.Knobs
-        window                            how many characters the model sees at most; None takes the run's context
+        temperature, top_k, top_p, min_p  how the next token is drawn, see sampling.Knobs
+        window                            how many tokens the model sees at most; None takes its context
         the others                        see anatomy.sample.sample
 
         Raises: UserError for what cannot be asked for; sampling.NotFinite if there is nothing to draw from.
         """
         return sample(
             self.model,
-            self.vocabulary,
+            self.codec,
             prompt,
-            window=self.config.model.ctx_len if window is None else window,
+            window=self.context if window is None else window,
             num_tokens=num_tokens,
             num_samples=num_samples,
             knobs=Knobs(temperature, top_k, top_p, min_p),
@@ -95,31 +132,107 @@ class LoadedRun:
         )
 
 
-def load(folder: str | Path, *, weights: Weights = "last", device: str | torch.device = "cpu") -> LoadedRun:
-    """Open the run in a folder, with its last or its best weights.
+@dataclass(frozen=True, eq=False)
+class LoadedRun(LoadedModel):
+    """A run, opened: a model whose training is on record.
+
+    composition  its config, all of it
+    vocabulary   its characters; the index of a character is its id
+    """
+
+    composition: Config = field(repr=False)
+    vocabulary: Vocabulary = field(repr=False)
+
+    @property
+    def config(self) -> Config:
+        """Its config, checked."""
+        return self.composition
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {**super().labels, "seed": str(self.config.seed)}
+
+    @property
+    def status(self) -> Status:
+        return self.record["status"]
+
+    @property
+    def threads(self) -> int:
+        return min(self.config.train.threads, os.cpu_count() or 1)
+
+    @property
+    def dtype(self) -> Literal["fp32", "bf16"]:
+        return self.config.train.dtype
+
+
+def load(folder: str | Path, *, weights: Weights = "last", device: str | torch.device = "cpu") -> LoadedModel:
+    """Open the run in a folder, with its last or its best weights, or the model that anatomy-convert put there.
 
         model, vocabulary = load("outputs/runs/...")
         ids = torch.from_numpy(vocabulary.encode("some text"))[None]
         logits = model(ids)
 
-    Args:     weights: `last`, as training left them, or `best`, of the evaluation with the lowest validation loss.
+    Args:     weights: of a run `last`, as training left them, or `best`, of the evaluation with the lowest validation
+              loss; an imported model has one set, `last`.
               device: where the model is put, by any name that PyTorch knows.
-    Raises:   UserError, one line, where the folder holds no run, or its files are absent, damaged or of another model.
+    Returns:  LoadedRun, or LoadedModel.
+    Raises:   UserError, one line, where the folder holds neither, or its files are absent, damaged or of another model.
     """
     if not str(folder):
         raise UserError("the folder's name is empty; runs lie under outputs/runs")
     folder, device = Path(folder), _device(device)
-    record = _record(folder)
-    config = _config(folder, record)
+    if lexists(folder / MODEL_FILE) and not lexists(folder / RECORD_FILE):
+        return _load_imported(folder, weights, device)
+    return _load_run(folder, weights, device)
+
+
+def _load_run(folder: Path, weights: Weights, device: torch.device) -> LoadedRun:
+    record, path = _record(folder), folder / RECORD_FILE
+    config = _checked(path, record.get("config"), "config", parse_config)
     vocabulary = _vocabulary(folder, record)
     file = _weights_file(folder, record, weights)
-    _compare_sizes(file, config, len(vocabulary))
+    model = _model(path, config, len(vocabulary), file, OURS)
+    return LoadedRun(folder, record, config, model.to(device), vocabulary)
+
+
+def _load_imported(folder: Path, weights: Weights, device: torch.device) -> LoadedModel:
+    path = folder / MODEL_FILE
     try:
-        model = build_model(config, len(vocabulary))
+        record = read_json(path, "model") or {}
+    except ValueError as error:
+        raise UserError(one_line(str(error), MAX_PATH_CHARS)) from None
+    composition = _checked(path, record.get("composition"), "composition", parse_composition)
+    num_ids = composition.model.vocab_size
+    if num_ids is None:
+        raise _fault(path, "in its composition: model.vocab_size is null; it is damaged")
+    if weights != "last":
+        _check_weights(weights)
+        raise _fault(folder, 'an imported model has one set of weights; leave --weights out, or weights="best"')
+    model = _model(path, composition, num_ids, folder / WEIGHT_FILES["last"], THEIRS)
+    vocabulary = _tokens(folder, record, num_ids)
+    return LoadedModel(folder, record, composition, model.to(device), vocabulary)
+
+
+def _tokens(folder: Path, record: Mapping[str, Any], num_ids: int) -> Tokens | None:
+    from anatomy.checkpoints.tokenizers_of import read_tokenizer  # runs need no tokenizer
+
+    if not lexists(folder / TOKENIZER_FILE):
+        return None
+    start_id = record.get("start_id")
+    if start_id is not None and not (isinstance(start_id, int) and 0 <= start_id < num_ids):
+        raise _fault(folder / MODEL_FILE, f"start_id: must be null or one of the model's {num_ids:,} tokens")
+    return Tokens(read_tokenizer(folder / TOKENIZER_FILE), num_ids, start_id)
+
+
+def _model(path: Path, composition: Composition, num_symbols: int, file: Path, dtypes: Sequence[str]) -> Transformer:
+    """The model that a record describes, with the weights in a file: to be read, not to be trained."""
+    _compare_sizes(file, composition, num_symbols)
+    try:
+        model = build_model(composition, num_symbols)
     except UserError as error:
-        raise _fault(folder / "result.json", one_line(str(error).partition("\n")[0])) from None
-    model.load_state_dict(read_weights(file, model), assign=True)
-    return LoadedRun(folder, record, config, model.to(device).eval().requires_grad_(False), vocabulary)
+        raise _fault(path, one_line(str(error).partition("\n")[0])) from None
+    model.load_state_dict(read_weights(file, model, dtypes), assign=True)
+    return model.eval().requires_grad_(False)
 
 
 def _device(asked: str | torch.device) -> torch.device:
@@ -141,19 +254,22 @@ def _record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _config(folder: Path, record: Mapping[str, Any]) -> Config:
-    resolved = record.get("config")
-    if not isinstance(resolved, dict):
-        raise _fault(folder / "result.json", "holds no config")
-    config, faults = parse_config(resolved)
-    faults += part_faults(resolved)
-    if config is None or faults:
+def _checked(
+    path: Path, content: Any, what: str, parse: Callable[[Mapping[str, Any]], tuple[Checked | None, list[str]]]
+) -> Checked:
+    """A composition out of a record, or a whole config, checked: sizes, parts, and what each part takes."""
+    if not isinstance(content, dict):
+        raise _fault(path, f"holds no {what}")
+    parsed, faults = parse(content)
+    faults += part_faults(content)
+    if parsed is None or faults:
         more = f" and {len(faults) - 1:,} more faults" if len(faults) > 1 else ""
         hint = "it is damaged, or of another version of anatomy"
-        raise _fault(folder / "result.json", f"in its config: {one_line(faults[0])}{more}; {hint}")
-    if config.model.d_model % config.model.n_head:  # build_model would say so, after having tried all divisors
-        raise _fault(folder / "result.json", "in its config: model.n_head does not divide model.d_model")
-    return config
+        raise _fault(path, f"in its {what}: {one_line(faults[0])}{more}; {hint}")
+    if parsed.model.head_width is None and parsed.model.d_model % parsed.model.n_head:
+        # build_model would say so, after having tried all divisors
+        raise _fault(path, f"in its {what}: model.n_head does not divide model.d_model")
+    return parsed
 
 
 def _vocabulary(folder: Path, record: Mapping[str, Any]) -> Vocabulary:
@@ -168,8 +284,7 @@ def _vocabulary(folder: Path, record: Mapping[str, Any]) -> Vocabulary:
 
 
 def _weights_file(folder: Path, record: Mapping[str, Any], weights: Weights) -> Path:
-    if weights not in get_args(Weights):
-        raise UserError(f"weights={weights!r}: can be {' or '.join(get_args(Weights))}")
+    _check_weights(weights)
     file = folder / WEIGHT_FILES[weights]
     if lexists(file):
         return file
@@ -181,20 +296,30 @@ def _weights_file(folder: Path, record: Mapping[str, Any], weights: Weights) -> 
     raise _fault(folder, f"the run has no {weights} weights ({file.name}): {WITHOUT_WEIGHTS[record['status']]}{hint}")
 
 
-def _compare_sizes(file: Path, config: Config, num_chars: int) -> None:
+def _check_weights(weights: str) -> None:
+    if weights not in get_args(Weights):
+        raise UserError(f"weights={weights!r}: can be {' or '.join(get_args(Weights))}")
+
+
+def _compare_sizes(file: Path, composition: Composition, num_symbols: int) -> None:
     """Hold what the record says of sizes against the header of the weights, before anything of these sizes is made."""
     shapes = read_shapes(file)
     embed = shapes.get("embed.weight", ())
     if len(embed) != 2:
-        raise _fault(file, "holds no matrix 'embed.weight', so no weights of a run")
+        raise _fault(file, "holds no matrix 'embed.weight', so no weights of a model")
     num_layers = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
-    sizes = config.model
+    sizes = composition.model
     compared = {
-        "the vocabulary": (embed[0], num_chars if sizes.vocab_size is None else sizes.vocab_size),
+        "the vocabulary": (embed[0], num_symbols if sizes.vocab_size is None else sizes.vocab_size),
         "model.d_model": (embed[1], sizes.d_model),
         "model.n_layer": (num_layers, sizes.n_layer),
     }
-    faults = [f"{what} is {here:,}, in its run {there:,}" for what, (here, there) in compared.items() if here != there]
+    if sizes.head_width is not None:
+        (num_queries, *_) = shapes.get("blocks.0.attn.q_proj.weight", (0,))
+        compared["model.n_head times model.head_width"] = (num_queries, sizes.n_head * sizes.head_width)
+    faults = [
+        f"{what} is {here:,}, in its record {there:,}" for what, (here, there) in compared.items() if here != there
+    ]
     if faults:
         raise _fault(file, f"weights of another model: {'; '.join(faults)}")
 
@@ -209,8 +334,10 @@ def _fault(path: Path, what: str) -> UserError:
 def no_run(folder: Path) -> str:
     """One line for a path that leads to no run: what is there, and what to type instead."""
     where = repr(str(folder))
+    if isfile(folder) and folder.suffix == ".gguf":
+        return f"{where}: is a published model, to be imported first; type: anatomy-convert {where} DST"
     if isfile(folder):
-        run = folder.parent if exists(folder.parent / "result.json") else "outputs/runs/NAME"
+        run = folder.parent if exists(folder.parent / RECORD_FILE) else "outputs/runs/NAME"
         return f"{where}: is a file; type the folder of a run, such as {str(run)!r}"
     if not isdir(folder):
         return f"{where}: there is no such folder; type the folder of a run, such as outputs/runs/NAME"
@@ -220,7 +347,9 @@ def no_run(folder: Path) -> str:
     runs = Layout(folder).runs
     if isdir(runs):
         return f"{where}: holds the runs of many studies; type one of them, {_example(runs, _folders(runs))}"
-    if any(exists(folder / name / "result.json") for name in _folders(folder)):
+    if exists(folder / "config.json"):
+        return f"{where}: is a published model, to be imported first; type: anatomy-convert {where} DST"
+    if any(exists(folder / name / RECORD_FILE) for name in _folders(folder)):
         return f"{where}: is the folder of all runs; type one of them, {_example(folder, _folders(folder))}"
     return f"{where}: holds no run (no result.json); type the folder of a run, such as outputs/runs/NAME"
 

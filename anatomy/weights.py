@@ -10,29 +10,35 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
+import torch
 from torch import Tensor
 
 from anatomy.errors import UserError, one_line
 from anatomy.model import Transformer
 
 WEIGHT_FILES = {"last": "model.safetensors", "best": "best.safetensors"}  # in a run's folder
-DTYPE = "F32"  # of every tensor of a run, in the words of safetensors
+OURS, THEIRS = ("F32",), ("F32", "F16", "BF16")  # dtypes of a run's and of an imported model's tensors, as files say
 MAX_NAMED, MAX_NAME_CHARS = 4, 60  # of the tensors that an error names
 
 
-def read_weights(file: Path, model: Transformer) -> dict[str, Tensor]:
-    """Every tensor of a model, by name, out of a file that holds these and no others: float32, on the CPU.
+def read_weights(file: Path, model: Transformer, dtypes: Sequence[str] = OURS) -> dict[str, Tensor]:
+    """Every tensor of a model, by name, out of a file that holds these and no others: made float32, on the CPU.
 
-    They are copies: what a mapped file gives would change, or end the process, with the file.
+    They are copies: what a mapped file gives would change, or end the process, with the file. It is mapped anew for
+    each tensor, for what was read of it would stay in memory beside the copies.
 
     Raises: UserError, one line, if the file is absent, damaged or no safetensors file, and if it lacks a tensor, holds
             one too many, or one of another shape or dtype.
     """
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     with _opened(file) as opened:
-        if faults := _faults(_slices(opened), wanted):
-            raise UserError(f"{str(file)!r}: not the weights of its run's model: {'; '.join(faults)}")
-        return {name: opened.get_tensor(name).clone() for name in wanted}
+        if faults := _faults(_slices(opened), wanted, dtypes):
+            raise UserError(f"{str(file)!r}: not the weights of its model: {'; '.join(faults)}")
+    tensors = {}
+    for name in wanted:
+        with _opened(file) as opened:
+            tensors[name] = opened.get_tensor(name).to(torch.float32, copy=True)
+    return tensors
 
 
 def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -62,7 +68,7 @@ def _slices(opened: Any) -> dict[str, Any]:
     return {name: opened.get_slice(name) for name in names}
 
 
-def _faults(held: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
+def _faults(held: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]], dtypes_allowed: Sequence[str]) -> list[str]:
     """What is wrong with the tensors that a file holds, each kind of fault with the first of its names."""
     faults = []
     if missing := [_quoted(name) for name in wanted if name not in held]:
@@ -77,8 +83,8 @@ def _faults(held: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]]) -> l
         ]
         faults.append(f"of another shape: {_first(differ)}")
     dtypes = {name: tensor.get_dtype() for name, tensor in known.items()}
-    if others := [f"{_quoted(name)} {dtype}" for name, dtype in dtypes.items() if dtype != DTYPE]:
-        faults.append(f"not {DTYPE}: {_first(others)}")
+    if others := [f"{_quoted(name)} {dtype}" for name, dtype in dtypes.items() if dtype not in dtypes_allowed]:
+        faults.append(f"not {' or '.join(dtypes_allowed)}: {_first(others)}")
     return faults
 
 

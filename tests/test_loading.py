@@ -286,7 +286,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file)
-    return fault(folder).removeprefix(f"'{file}': not the weights of its run's model: ")
+    return fault(folder).removeprefix(f"'{file}': not the weights of its model: ")
 
 
 def test_tensors_that_do_not_fit_are_named(folder: Path) -> None:
@@ -446,7 +446,7 @@ def test_sizes_that_the_weights_do_not_have_are_refused_before_a_model_is_made(
     edit(folder / "result.json", lambda record: record["config"]["model"].update({key: size, "n_head": 1}))
     monkeypatch.setattr("anatomy.loading.build_model", lambda *_: pytest.fail("a model was made"))
     what = "the vocabulary" if key == "vocab_size" else f"model.{key}"
-    assert f"weights of another model: {what} is " in (message := fault(folder)) and f"in its run {size:,}" in message
+    assert f"weights of another model: {what} is " in (message := fault(folder)) and f"in its record {size:,}" in message
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_other_absurd_sizes_cost_nothing_before_they_are_refused(
     folder: Path, change: Callable[[dict], object]
 ) -> None:
     edit(folder / "result.json", lambda record: change(record["config"]))
-    assert "not the weights of its run's model: " in fault(folder)
+    assert "not the weights of its model: " in fault(folder)
 
 
 # ------------------------------------------------------------------------------------------------ damaged vocabularies
@@ -482,7 +482,7 @@ def test_a_vocabulary_of_another_size_is_refused(folder: Path) -> None:
     edit(file, lambda content: content.update(chars=content["chars"][:-1]))
     assert fault(folder) == f"'{file}': holds {size - 1} characters, the run's text had {size}"
     edit(folder / "result.json", lambda record: record.pop("data"))
-    assert fault(folder).endswith(f"weights of another model: the vocabulary is {size}, in its run {size - 1}")
+    assert fault(folder).endswith(f"weights of another model: the vocabulary is {size}, in its record {size - 1}")
     edit(file, lambda content: content.update(chars=""))
     assert fault(folder) == f"'{file}': holds no characters"
     file.unlink()

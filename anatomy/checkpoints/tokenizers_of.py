@@ -154,7 +154,7 @@ def tokenizer_of_gguf(fields: Mapping[str, Any]) -> Tokenizer:
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
         raise NoTokenizer(f"{len(tokens) - len(vocab):,} of its tokens are spelled as others are")
-    pairs = [tuple(merge.split(" ")) for merge in merges]
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     how = PRE_TOKENIZERS[pre]
     try:
         model = models.BPE(vocab, pairs, ignore_merges=how.takes_whole)

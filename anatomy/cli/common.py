@@ -80,9 +80,9 @@ def _as_option(setting: re.Match[str]) -> str:
     return f"--{setting[1].replace('_', '-')} "
 
 
-def note_status(folder: Path, status: str) -> None:
+def note_status(folder: Path, status: str | None) -> None:
     """Say on standard error that a run is not done, where it is not: what it has are weights from on the way."""
-    if status != "done":
+    if status not in ("done", None):
         click.echo(f"note: {str(folder)!r}: the run is not done, its status is {status}", err=True)
 
 

@@ -1,7 +1,6 @@
-"""anatomy-sample: let runs speak."""
+"""anatomy-sample: let runs and imported models speak."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,11 +14,11 @@ from anatomy.cli.common import DONE, FAILED, console, naming_options, note_statu
 from anatomy.errors import UserError
 
 if TYPE_CHECKING:
-    from anatomy.loading import LoadedRun, Weights
+    from anatomy.loading import LoadedModel, Weights
     from anatomy.sample import Sample
 
 MAX_SAMPLES, MAX_CHARS = 10_000, 1_000_000  # of one command: all that it writes is held in memory
-COLUMN_WIDTH = 36  # runs stand side by side where each has room for so much
+COLUMN_WIDTH = 36  # models stand side by side where each has room for so much
 
 
 @click.command(name="anatomy-sample")
@@ -29,7 +28,7 @@ COLUMN_WIDTH = 36  # runs stand side by side where each has room for so much
     "--prompt",
     default="",
     metavar="TEXT",
-    help="What to go on with; empty: the start of a line. A line end in it: $'a\\nb'.",
+    help="What to go on with; empty: the start of a text. A line end in it: $'a\\nb'.",
 )
 @click.option(
     "--tokens",
@@ -37,9 +36,9 @@ COLUMN_WIDTH = 36  # runs stand side by side where each has room for so much
     default=200,
     show_default=True,
     type=click.IntRange(0),
-    help="Characters to write behind the prompt.",
+    help="Characters, or an imported model's tokens, to write behind the prompt.",
 )
-@click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest character each time.")
+@click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest token each time.")
 @click.option("--top-k", default=None, type=click.IntRange(1), help="Only the k likeliest.")
 @click.option("--top-p", default=None, type=float, help="Only the likeliest whose mass first reaches p.")
 @click.option("--min-p", default=None, type=float, help="Only those at least p times as likely as the likeliest.")
@@ -50,7 +49,7 @@ COLUMN_WIDTH = 36  # runs stand side by side where each has room for so much
     "--num-samples", default=1, show_default=True, type=click.IntRange(1, MAX_SAMPLES), help="Texts of each run."
 )
 @click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End a text behind this; may repeat.")
-@click.option("--no-cache", is_flag=True, help="Read the whole text anew for each character: the slow way.")
+@click.option("--no-cache", is_flag=True, help="Read the whole text anew for each token: the slow way.")
 @click.option(
     "--weights",
     default="last",
@@ -62,7 +61,7 @@ COLUMN_WIDTH = 36  # runs stand side by side where each has room for so much
     "--window",
     default=None,
     type=click.IntRange(1),
-    help="Characters a model sees.  [default: those it was trained at]",
+    help="Characters or tokens a model sees.  [default: those it was trained at]",
 )
 @click.option("--json", "as_json", is_flag=True, help="The texts and their speeds as data.")
 def command(
@@ -81,7 +80,10 @@ def command(
     window: int | None,
     as_json: bool,
 ) -> int:
-    """Let runs go on with a text: RUN is the folder of one, several speak side by side.
+    """Let runs go on with a text: RUN is the folder of one, or of an imported model; several speak side by side.
+
+    A run writes characters, an imported model its tokenizer's tokens: parts of words, mostly. One that stands for an
+    end is written as it is spelled and ends nothing; --stop '<|endoftext|>' ends there.
 
     A text that outgrows the window loses its older half out of the model's sight; what is printed stays whole.
     Exits with 1 when a model's numbers are not finite, so that there is nothing to draw from.
@@ -100,13 +102,12 @@ def command(
         knobs = Knobs(temperature, top_k, top_p, min_p)
     runs = [load(folder, weights=weights) for folder in folders]
     speakers = [
-        Speaker(run, heading, window or run.config.model.ctx_len)
-        for run, heading in zip(runs, _headings(runs), strict=True)
+        Speaker(run, heading, window or run.context) for run, heading in zip(runs, _headings(runs), strict=True)
     ]
     for speaker in speakers:
         _check_can_speak(speaker, prompt, f"{str(speaker.run.folder)!r}: " if len(runs) > 1 else "")
     for run in runs:
-        note_status(run.folder, run.record["status"])
+        note_status(run.folder, run.status)
     _note_beyond_training(runs, window)
     _note_stops(runs, stops)
 
@@ -123,8 +124,8 @@ def command(
 
     def speak(speaker: Speaker, watch: Watch | None = None) -> "list[Sample]":
         run = speaker.run
-        torch.set_num_threads(min(run.config.train.threads, os.cpu_count() or 1))
-        return say(run.model, run.vocabulary, window=speaker.window, watch=watch)
+        torch.set_num_threads(run.threads)
+        return say(run.model, run.codec, window=speaker.window, watch=watch)
 
     side_by_side = not as_json and sys.stdout.isatty() and 1 < len(runs) <= console().width // COLUMN_WIDTH
     spoken: list[list[Sample]] = []
@@ -135,7 +136,7 @@ def command(
             elif len(runs) == num_samples == 1:
                 try:
                     _write(prompt)
-                    spoken.append(speak(speaker, lambda _, char: _write(char)))
+                    spoken.append(speak(speaker, lambda _, piece: _write(piece)))
                 finally:
                     _write("\n")
             else:
@@ -148,7 +149,7 @@ def command(
         settings = {"seed": seed, "weights": weights, **asdict(knobs), "stop": stops, "use_cache": not no_cache}
         rows = [
             asdict(text)
-            | {"run": speaker.name, "status": speaker.run.record["status"]}
+            | {"run": speaker.name, "status": speaker.run.status}
             | {"index": index, "window": speaker.window, **settings}
             for speaker, texts in zip(speakers, spoken, strict=True)
             for index, text in enumerate(texts)
@@ -167,9 +168,9 @@ def command(
 
 @dataclass(frozen=True)
 class Speaker:
-    """A run that is asked to speak, what it is called beside the others, and how many characters it sees."""
+    """A model that is asked to speak, what it is called beside the others, and how many tokens it sees."""
 
-    run: "LoadedRun"
+    run: "LoadedModel"
     heading: str
     window: int
 
@@ -185,7 +186,7 @@ def _check_sizes(num_runs: int, num_samples: int, num_prompt: int, num_tokens: i
     num_chars = num_runs * num_samples * (num_prompt + num_tokens)
     if num_chars > MAX_CHARS:
         raise UserError(
-            f"--tokens {num_tokens} --num-samples {num_samples}: {num_chars:,} characters with the prompts, of all "
+            f"--tokens {num_tokens} --num-samples {num_samples}: {num_chars:,} with the characters of the prompts, of all "
             f"runs; one command writes at most {MAX_CHARS:,}: ask for fewer"
         )
 
@@ -202,22 +203,23 @@ def _check_stop(stop: str) -> None:
 def _check_can_speak(speaker: Speaker, prompt: str, where: str) -> None:
     from anatomy.sample import check_window, prompt_ids
 
+    vocabulary = speaker.run.codec
     try:
         with naming_options():
             check_window(speaker.run.model, speaker.window)
     except UserError as error:
         raise UserError(f"{where}{error}") from None
     try:
-        prompt_ids(speaker.run.vocabulary, prompt)
+        prompt_ids(vocabulary, prompt)
     except UserError as error:
         raise UserError(f"{where}--prompt: {error}") from None
 
 
-def _headings(runs: "Sequence[LoadedRun]") -> list[str]:
+def _headings(runs: "Sequence[LoadedModel]") -> list[str]:
     """What tells the runs apart: the parts and seeds in which they differ, else their folders' names."""
-    named = [{**run.config.parts, "seed": str(run.config.seed)} for run in runs]
-    differing = [key for key in named[0] if len({names[key] for names in named}) > 1]
-    headings = [printable(" ".join(f"{key}={names[key]}" for key in differing)) for names in named]
+    named = [run.labels for run in runs]
+    differing = [key for key in named[0] if len({names.get(key) for names in named}) > 1]
+    headings = [printable(" ".join(f"{key}={names[key]}" for key in differing if key in names)) for names in named]
     if len(set(headings)) < len(runs):
         return [printable(run.folder.resolve().name) for run in runs]
     return headings
@@ -229,7 +231,7 @@ def _headings(runs: "Sequence[LoadedRun]") -> list[str]:
 def _write(text: str) -> None:
     """As it is; on a terminal harmless."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()  # whoever reads sees each character as it comes
+    sys.stdout.flush()  # whoever reads sees each piece as it comes
 
 
 def _write_below(heading: str, texts: "Sequence[Sample]") -> None:
@@ -264,8 +266,8 @@ def _speed(texts: "Sequence[Sample]") -> str:
     return f"{num_tokens:,} tokens{speed}, " + (f"cache {cache_bytes:,} bytes a text" if cache_bytes else "no cache")
 
 
-def _note_beyond_training(runs: "Sequence[LoadedRun]", window: int | None) -> None:
-    contexts = sorted({run.config.model.ctx_len for run in runs if window and run.config.model.ctx_len < window})
+def _note_beyond_training(runs: "Sequence[LoadedModel]", window: int | None) -> None:
+    contexts = sorted({run.context for run in runs if window and run.context < window})
     if contexts:
         trained = ", ".join(map(str, contexts))
         click.echo(
@@ -275,20 +277,20 @@ def _note_beyond_training(runs: "Sequence[LoadedRun]", window: int | None) -> No
         )
 
 
-def _note_stops(runs: "Sequence[LoadedRun]", stops: Sequence[str]) -> None:
+def _note_stops(runs: "Sequence[LoadedModel]", stops: Sequence[str]) -> None:
     for run in runs:
         for stop in stops:
-            if unknown := [char for char in dict.fromkeys(stop) if char not in run.vocabulary.chars]:
+            if unknown := run.codec.unknown(stop):
                 named = ", ".join(f"{char!r} (U+{ord(char):04X})" for char in unknown)
                 click.echo(f"note: --stop {stop!r}: {str(run.folder)!r} never writes {named}, so never stops", err=True)
 
 
 def _note_cut(speakers: Sequence[Speaker], spoken: "Sequence[Sequence[Sample]]") -> None:
     cut = [speaker for speaker, texts in zip(speakers, spoken, strict=True) if any(text.is_cut for text in texts)]
-    for window in sorted({speaker.window for speaker in cut}):
+    for window, unit in sorted({(speaker.window, speaker.run.codec.unit) for speaker in cut}):
         is_table = any(speaker.run.model.max_len == window for speaker in cut)
         click.echo(
-            f"note: the text outgrew the window of {window} characters"
+            f"note: the text outgrew the window of {window} {unit}s"
             f"{', where the table of learned positions ends' if is_table else ''}; from then on only its last "
             f"{max(1, window // 2)} to {window} were read",
             err=True,
