@@ -51,6 +51,8 @@ COLOURS: Mapping[str, str] = {
     "counterpart": "#2F93CF",
     "several": "#808080",  # more than one axis
     "null": "#6F7F8F",  # the base again
+    "qk_norm": "#2E8C99",
+    "window": "#B4566E",
 }
 MARKERS = "oD^sv<>phPX"
 DASHES: Sequence[Any] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (4, 1.5, 1, 1.5, 1, 1.5)))
