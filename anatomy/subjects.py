@@ -166,7 +166,7 @@ def _refuse_sizes(name: str, composition: Composition) -> None:
 def _of_path(word: str) -> Subject:
     path = Path(word)
     folder = path.parent if path.name in ("result.json", "model.json") and isfile(path) else path
-    if isdir(folder):
+    if word and isdir(folder):
         if isfile(folder / "result.json"):
             return _run(word, folder)
         if isfile(folder / "model.json"):

@@ -14,7 +14,8 @@ from anatomy.cli.common import printable
 from anatomy.explaining import COMPARED_BASES, Explanation, Pair
 from anatomy.tracing import Shape, Stretch, Trace
 
-UNKNOWN = "—"
+UNKNOWN = "—"  # not told by anybody
+NOT_THERE = "n/a"  # past the last position
 MAX_PAIRS = 16  # that are listed one by one
 MAX_VALUE_CHARS = 40
 MAX_HEADING_CHARS = 24
@@ -139,7 +140,7 @@ def _costs_table(told: Explanation) -> Table:
     limit = "" if told.has_context else f"there are {told.model.max_len:,} positions"
     kept = "" if told.kv_bytes is None else _bytes(told.kv_bytes)
     why = limit or (f"layers with the window keep {seen:,}" if windowed and context > seen else "")
-    table.add_row(f"cache at {context:,} tokens", kept or UNKNOWN, why)
+    table.add_row(f"cache at {context:,} tokens", kept or NOT_THERE, why)
     scores = (
         f"4 x {sizes['n_layer']:,} blocks x {sizes['n_head']:,} heads x {sizes['head_width']:,} channels x tokens seen"
     )
@@ -149,7 +150,7 @@ def _costs_table(told: Explanation) -> Table:
         ("FLOPs to read a token", told.forward_flops_per_token, reading),
         ("FLOPs to train on one", told.flops_per_token, training),
     ):
-        table.add_row(name, UNKNOWN if flops is None else _short(flops, "G"), limit or how)
+        table.add_row(name, NOT_THERE if flops is None else _short(flops, "G"), limit or how)
     return table
 
 
@@ -296,7 +297,7 @@ def _distance(base: str) -> Callable[[Explanation], str]:
 
 
 def _maybe(told: int | None, shown: Callable[[int], str]) -> str:
-    return UNKNOWN if told is None else shown(told)
+    return NOT_THERE if told is None else shown(told)
 
 
 def _window(told: Explanation) -> str:
