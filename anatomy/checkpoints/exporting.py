@@ -22,15 +22,20 @@ VOCABULARY = ("embed.weight", "output.weight")  # a row a token
 
 
 def write_published(
-    composition: Composition, num_symbols: int, tensors: Mapping[str, StoredTensor], folder: Path
+    composition: Composition,
+    num_symbols: int,
+    tensors: Mapping[str, StoredTensor],
+    folder: Path,
+    tokens: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Fill a folder with a model as transformers opens it, and return the content of its config.json.
 
     tensors  those of the model, under our names; rows of the vocabulary that stand for no symbol are left out
+    tokens   the fields of the config that name tokens
 
     Raises: UserError, one line, with the reasons why transformers has no such model; nothing is written then.
     """
-    config = config_json_of(composition, num_symbols=num_symbols)
+    config = config_json_of(composition, num_symbols=num_symbols) | tokens
     widest = max({tensor.dtype for tensor in tensors.values()}, key=["F16", "BF16", "F32"].index)
     config["dtype"] = TORCH_NAMES[widest]
     write_json(folder / CONFIG, config)

@@ -151,17 +151,16 @@ def write_model(published: PublishedModel, folder: Path) -> dict[str, Any]:
         "num_params_by_axis": by_axis,
         "source": {"format": source.format, "files": list(source.files)},
         "dtypes": published.dtypes,
-        "start_id": start_id(published),
+        "start_id": next(iter(_tokens(published, "bos_token_id")), None),
+        "end_ids": _tokens(published, "eos_token_id"),
         "parity": None,
     }
     write_json(folder / MODEL_FILE, content)
     return content
 
 
-def start_id(published: PublishedModel) -> int | None:
-    """The token that begins a text; None where the config names none, or none of the vocabulary."""
-    default = FAMILIES[published.family].fields["bos_token_id"].default
-    said = published.source.config.get("bos_token_id", default)
-    first = said[0] if isinstance(said, list) and said else said
-    is_token = isinstance(first, int) and 0 <= first < published.model.num_symbols
-    return first if is_token else None
+def _tokens(published: PublishedModel, name: str) -> list[int]:
+    """The tokens that a field of the config names, by their numbers; those of the vocabulary."""
+    said = published.source.config.get(name, FAMILIES[published.family].fields[name].default)
+    named = said if isinstance(said, list) else [said]
+    return [token for token in named if token is not None and 0 <= token < published.model.num_symbols]

@@ -34,13 +34,16 @@ def new_folder(folder: Path) -> Iterator[Path]:
     home = next(parent for parent in folder.absolute().parents if parent.is_dir())
     try:
         filled = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=home))
-    except OSError as error:
-        raise UserError(f"{where}: cannot be written ({error.strerror})") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{where}: cannot be written ({error})") from None
     try:
         yield filled
         os.chmod(filled, 0o755)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(filled, folder)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(filled, folder)
+        except OSError as error:
+            raise UserError(f"{where}: cannot be written ({error.strerror})") from None
     finally:
         shutil.rmtree(filled, ignore_errors=True)
 

