@@ -14,7 +14,6 @@ from anatomy.axes import BASES
 from anatomy.build import part_faults
 from anatomy.checkpoints.field_table import FAMILIES, MAX_SIZES
 from anatomy.checkpoints.fields import ReadField, config_json_of, read_fields, read_json
-from anatomy.compose import read_command
 from anatomy.config import Composition, did_you_mean, parse_composition, parse_config
 from anatomy.errors import UserError, one_line
 from anatomy.files import CONF
@@ -124,6 +123,8 @@ def _composed(words: list[str]) -> Iterator[Subject]:
     """The compositions that overrides come to. The text is read only where the vocabulary is its own."""
     if study := [word for word in words if word.startswith("study=")]:
         raise UserError(f"{one_line(study[0])}: a study has many models; type the overrides of one of them")
+    from anatomy.compose import read_command  # Hydra, which names and paths do not need
+
     for request in read_command(words, multirun=True).requests:
         config, faults = parse_config(request.resolved)
         faults += part_faults(request.resolved)

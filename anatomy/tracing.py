@@ -5,7 +5,7 @@ two steps, first some tokens at once, then one more with what the cache kept of 
 the batch dimension, in front of all of them, is left out.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -106,33 +106,41 @@ def trace(explanation: Explanation, num_tokens: int) -> Trace:
             f"--tokens {num_tokens}: the table of positions of {subject.name} ends at {model.max_len:,}; with one more "
             f"to come it can be up to {model.max_len - 1:,}"
         )
-    cache = model.new_cache(num_tokens + 1)
-    passes = _made(model, num_tokens, cache), _made(model, 1, cache)
+    ranges = _alike(model.blocks)
+    with _only(model, [first for first, _ in ranges]):
+        cache = model.new_cache(num_tokens + 1)
+        passes = _made(model, num_tokens, cache), _made(model, 1, cache)
     before: list[Step] = []
-    blocks: list[list[Step]] = [[] for _ in model.blocks]
+    blocks: list[list[Step]] = [[] for _ in ranges]
     after: list[Step] = []
     for first, following in zip(*passes, strict=True):
-        hf_name = None if subject.family is None else hf_module(first.path, subject.family)
-        step = Step(first.path, hf_name, first.does, first.weight, first.shape, following.shape)
-        if first.path.startswith("blocks."):
-            blocks[int(first.path.split(".")[1])].append(step)
-        else:
-            (after if blocks[-1] else before).append(step)
-    ends = Stretch(None, None, tuple(before)), Stretch(None, None, tuple(after))
-    return Trace(num_tokens, (ends[0], *_alike(blocks), ends[1]), tuple(_angles(model.pos, num_tokens)))
+        home, path = (after if blocks[-1] else before), first.path
+        if path.startswith("blocks."):
+            kind = int(path.split(".")[1])
+            home, path = blocks[kind], path.replace(f"blocks.{kind}", f"blocks.{ranges[kind][0]}", 1)
+        hf_name = None if subject.family is None else hf_module(path, subject.family)
+        home.append(Step(path, hf_name, first.does, first.weight, first.shape, following.shape))
+    of_blocks = (Stretch(*layers, tuple(steps)) for layers, steps in zip(ranges, blocks, strict=True))
+    stretches = Stretch(None, None, tuple(before)), *of_blocks, Stretch(None, None, tuple(after))
+    return Trace(num_tokens, stretches, tuple(_angles(model.pos, num_tokens)))
 
 
-def _alike(blocks: list[list[Step]]) -> Iterator[Stretch]:
-    """Blocks in a row whose steps differ in nothing but the block's number, told once."""
-    start = 0
-    for layer in range(1, len(blocks) + 1):
-        if layer == len(blocks) or list(map(_without_block, blocks[layer])) != list(map(_without_block, blocks[start])):
-            yield Stretch(start, layer - 1, tuple(blocks[start]))
-            start = layer
+def _alike(blocks: Sequence[Any]) -> list[tuple[int, int]]:
+    """Blocks in a row that are the same but for their weights: the first and the last of each."""
+    kinds = [(str(block), block.attn.window.size) for block in blocks]
+    starts = [layer for layer, kind in enumerate(kinds) if layer == 0 or kind != kinds[layer - 1]]
+    return list(zip(starts, [start - 1 for start in starts[1:]] + [len(kinds) - 1], strict=True))
 
 
-def _without_block(step: Step) -> tuple[Any, ...]:
-    return step.path.split(".")[2:], step.does, step.weight, step.first, step.next
+@contextmanager
+def _only(model: Transformer, layers: Sequence[int]) -> Iterator[None]:
+    """The model with these blocks alone: one of each kind is enough to see its shapes."""
+    all_blocks = model.blocks
+    model.blocks = nn.ModuleList(all_blocks[layer] for layer in layers)
+    try:
+        yield
+    finally:
+        model.blocks = all_blocks
 
 
 def _angles(pos: Any, num_tokens: int) -> Iterator[Angle]:

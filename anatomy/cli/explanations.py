@@ -1,5 +1,6 @@
 """How explanations look in a terminal: one model in full, several side by side, a walk through one."""
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import Any
@@ -177,9 +178,8 @@ def _fields(out: Console, told: Explanation) -> None:
 
 
 def _shown(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    shown = printable(str(value)).replace("\n", " ")
+    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    shown = printable(shown).replace("\n", " ")
     return shown if len(shown) <= MAX_VALUE_CHARS else f"{shown[: MAX_VALUE_CHARS - 1]}…"
 
 
