@@ -12,7 +12,7 @@ from importlib.metadata import version
 import torch
 
 from anatomy.about import offered
-from anatomy.axes import BASES, SWAPPED_AXES
+from anatomy.axes import BASES, PART_AXES
 from anatomy.build import build_model, with_parts
 from anatomy.compose import read_command
 from anatomy.config import Config, parse_config
@@ -78,7 +78,7 @@ def _first_losses() -> Iterator[Finding]:
 
 def _parts() -> Iterator[Finding]:
     """Every part on every base: forward, backward, its parameters against the formula, and decoding."""
-    for axis in SWAPPED_AXES:
+    for axis in PART_AXES:
         for name in offered(axis):
             problems = [p for base in BASES if (p := _problem(_model(base, **{axis: name})))]
             found = "; ".join(problems) or "forward, backward, parameters and decoding right on every base"

@@ -12,10 +12,12 @@ MARKS = {True: "ok", False: "WRONG", None: ""}
 @click.version_option(__version__)
 def command() -> int:
     """Check this installation: environment, corpora, every part on every base, RoPE, parameter counts, decoding."""
+    import torch
     from rich.table import Table
 
     from anatomy.check import check_all
 
+    torch.set_num_threads(1)  # models this small only wait for a second one
     table = Table("what", "found", "", box=None)
     findings = []
     for finding in check_all():
