@@ -6,6 +6,7 @@ at the first of them every RoPE agrees with every other, so the text is longer t
 Tensor legend: T tokens, V vocabulary.
 """
 
+import gc
 import importlib.util
 import inspect
 import io
@@ -150,7 +151,8 @@ def _of_gguf(source: Source) -> Any:
     config = AutoConfig.for_model(**source.config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    read = load_gguf_checkpoint(str(source.path), return_tensors=True, model_to_load=model)
+    with _without_collector():
+        read = load_gguf_checkpoint(str(source.path), return_tensors=True, model_to_load=model)
     theirs = {name: value for name, value in read["config"].items() if name in source.config}
     if differ := [name for name, value in theirs.items() if not _is_near(value, source.config[name])]:
         raise UserError(f"{source.where}: transformers reads {', '.join(differ)} otherwise")
@@ -169,6 +171,18 @@ def _is_near(one: Any, other: Any) -> bool:
     if isinstance(one, int | float) and isinstance(other, int | float):
         return abs(one - other) <= 1e-6 * abs(other)
     return bool(one == other)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Without the search for cycles: among the million small arrays that a header becomes, it takes long."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager
