@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,29 @@ class Payload:
         return os.system, (f"touch {self.mark}",)
 
 
+class Room:
+    """Ten gigabytes of nothing."""
+
+    def __reduce__(self) -> Any:
+        return bytearray, (10**10,)
+
+
+class Sizes:
+    """Nothing of a tensor, but allowed beside them."""
+
+    def __reduce__(self) -> Any:
+        return torch.Size, ([3] * 5,)
+
+
+class Stretched:
+    """A tensor larger than its storage, which would grow."""
+
+    def __reduce__(self) -> Any:
+        four = torch.zeros(4)
+        storage = torch.storage.TypedStorage(wrap_storage=four.untyped_storage(), dtype=four.dtype, _internal=True)
+        return torch._utils._rebuild_tensor_v2, (storage, 0, (10**6, 10**4), (10**4, 1), False, OrderedDict())
+
+
 @pytest.fixture
 def pickled(folder: Path) -> Callable[[Any], str]:
     """Puts something into a file of PyTorch, in place of the weights, and gives the line that refuses it."""
@@ -227,9 +251,14 @@ def test_only_tensors_by_name_are_read_from_a_file_of_pytorch(pickled: Callable[
     assert "'step' is no tensor with a name" in pickled({"step": 3})
     assert "'int' is no tensor with a name" in pickled({3: torch.ones(3)})
     assert "holds no dict of tensors" in pickled([torch.ones(3)])
-    assert "'x' is no tensor with a name" in pickled({"x": torch.ones(3, 3).to_sparse()})
+    assert "(torch._utils._rebuild_sparse_tensor), which could" in pickled({"x": torch.ones(3, 3).to_sparse()})
     assert "left over" in pickled({"x": torch.nn.Parameter(torch.ones(3))})
     assert "torch.load and written again" in pickled({"x": torch.ones(3)}, _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.parametrize("make", [Room, Sizes, Stretched])
+def test_what_the_weights_only_reader_would_make_room_for_is_refused(make: type, pickled: Callable[[Any], str]) -> None:
+    assert "no file of tensors" in (said := pickled({"x": make()})) or "holds something else than tensors" in said
 
 
 def test_a_tensor_that_claims_more_than_the_file_holds_is_refused(pickled: Callable[[Any], str]) -> None:
