@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from anatomy.corpus import Corpus
@@ -14,6 +16,14 @@ from anatomy.model import Transformer, autocast
 NUM_CURVE_WINDOWS = 200
 NUM_FINAL_WINDOWS = 1600
 EVAL_TOKENS = 8192  # of one forward pass
+
+
+class Readable(Protocol):
+    """A text as ids, of which windows are read: a Corpus, or any other."""
+
+    def batch_at(self, starts: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The windows that begin at `starts` (B,): inputs and targets, int64 (B, T) each, T = length."""
+        ...
 
 
 @contextmanager
@@ -30,7 +40,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def window_losses(
     model: Transformer,
-    corpus: Corpus,
+    text: Readable,
     starts: np.ndarray,
     length: int,
     *,
@@ -48,7 +58,7 @@ def window_losses(
     num_at_once = num_at_once or max(1, EVAL_TOKENS // length)
     with evaluating(model), autocast(device, dtype):
         for begin in range(0, len(starts), num_at_once):
-            inputs, targets = corpus.batch_at(starts[begin : begin + num_at_once], length)
+            inputs, targets = text.batch_at(starts[begin : begin + num_at_once], length)
             batch = model.losses_nats(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
             losses[begin : begin + num_at_once] = batch[:, first:].cpu().numpy()
     return losses

@@ -29,6 +29,7 @@ from anatomy.weights import OURS, THEIRS, WEIGHT_FILES, read_shapes, read_weight
 Weights = Literal["last", "best"]
 Checked = TypeVar("Checked", bound=Composition)
 
+MAX_EVAL_LEN = 1024  # of an imported model: its whole context may be a hundred times as long, and time its square
 THREADS = torch.get_num_threads()  # as PyTorch starts: one a core
 
 RECORD_FILE, MODEL_FILE, TOKENIZER_FILE = "result.json", "model.json", "tokenizer.json"
@@ -74,6 +75,11 @@ class LoadedModel:
     def context(self) -> int:
         """How many tokens it was made to see."""
         return self.composition.model.ctx_len
+
+    @property
+    def eval_len(self) -> int:
+        """How many tokens it reads at once when it is evaluated, unless asked otherwise."""
+        return min(self.context, MAX_EVAL_LEN)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -147,6 +153,10 @@ class LoadedRun(LoadedModel):
     def config(self) -> Config:
         """Its config, checked."""
         return self.composition
+
+    @property
+    def eval_len(self) -> int:
+        return self.context
 
     @property
     def labels(self) -> dict[str, str]:

@@ -146,8 +146,14 @@ class Transformer(nn.Module):
         )
 
     def losses_nats(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """The cross-entropy of every single target, (B, T), in float32."""
-        return F.cross_entropy(self(ids).float().transpose(1, 2), targets, reduction="none")
+        """The cross-entropy of every single target, (B, T), in float32. Few logits are in memory at once."""
+        weight_VD, num_at_once = self.output_weight, max(1, MAX_LOGITS // (len(ids) * self.num_symbols))
+        stretches = zip(self.hidden(ids).split(num_at_once, 1), targets.split(num_at_once, 1), strict=True)
+        losses = [
+            F.cross_entropy(F.linear(hidden, weight_VD).float().transpose(1, 2), own_targets, reduction="none")
+            for hidden, own_targets in stretches
+        ]
+        return torch.cat(losses, dim=1)
 
     def num_params_by_axis(self) -> dict[str, int]:
         """Parameters by the axis they belong to, in closed form from the sizes; a tied output counts 0."""
@@ -195,6 +201,7 @@ class Transformer(nn.Module):
 
 
 LOSS_IN_CHUNKS = nn.LinearCrossEntropyOptions()
+MAX_LOGITS = 2**25  # in float32 128 MiB, and as much again for their softmax
 
 
 def autocast(device: torch.device, dtype: str) -> torch.autocast:

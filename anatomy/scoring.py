@@ -1,5 +1,7 @@
 """Score a whole text: which windows are read so that every target counts once, and what each target costs.
 
+A target is a character of a run's vocabulary or a token of an imported model's, whatever its Codec has.
+
 Shapes:  W windows, T targets of a window.
 """
 
@@ -9,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from anatomy.corpus import Corpus, Segment
-from anatomy.evaluation import window_losses
+from anatomy.corpus import Segment, windows_at
+from anatomy.evaluation import Readable, window_losses
 from anatomy.model import Transformer
 from anatomy.rungs import MAX_N, NgramTables
+from anatomy.tokens import Codec
 
 MAX_WINDOW = 16_384
 """The longest window that is read: attention costs its square, and its logits are all in memory at once."""
@@ -22,11 +25,41 @@ NGRAMS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
+class Passages:
+    """A text that is to be scored, or parts of it, as ids.
+
+    part      `test`, of a run's own text, or `whole`
+    sha256    of all the text in UTF-8
+    text      what is scored: the stretches, joined by nothing
+    ids       int32
+    segments  the stretches of `ids`; a model reads each from its beginning, without the others
+    notes     short sentences on what was done to the text
+    """
+
+    name: str
+    part: str
+    sha256: str
+    codec: Codec
+    text: str
+    ids: NDArray[np.int32]
+    segments: tuple[Segment, ...]
+    notes: tuple[str, ...] = ()
+
+    def batch_at(self, starts: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The windows that begin at `starts` (B,): inputs and targets, int64 (B, T) each, T = length."""
+        return windows_at(self.ids, starts, length)
+
+    def text_of_targets(self) -> str:
+        """What is predicted: all but the first id of each stretch. A character that those ids only end is U+FFFD."""
+        return "".join(self.codec.decode(self.ids[start + 1 : stop]) for start, stop in self.segments)
+
+
+@dataclass(frozen=True, eq=False)
 class Windows:
     """The windows in which stretches of a text are read, in the order of the text; int64 (W,) each.
 
-    starts       the position of the first character read
-    lengths      how many characters are read; each has the next one as its target
+    starts       the position of the first character, or token, read
+    lengths      how many are read; each has the next one as its target
     num_counted  how many of a window's targets count: its last ones. An earlier window has counted the others
     """
 
@@ -41,7 +74,7 @@ class Windows:
 
     @property
     def mean_context(self) -> float:
-        """How many characters of its window stand before a target, on average over the targets that count."""
+        """How many characters or tokens of its window stand before a target, on average over the targets that count."""
         return float((self.num_counted * (2 * self.lengths - self.num_counted + 1) / 2).sum() / self.num_targets)
 
     def alike(self) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
@@ -83,7 +116,7 @@ def plan_windows(segments: tuple[Segment, ...], length: int, stride: int) -> Win
 
 
 def target_losses(
-    model: Transformer, corpus: Corpus, windows: Windows, *, dtype: str, num_at_once: int | None = None
+    model: Transformer, text: Readable, windows: Windows, *, dtype: str, num_at_once: int | None = None
 ) -> NDArray[np.float32]:
     """What a model loses on every target that counts, nats, in the order of the text: float32 (num_targets,).
 
@@ -95,7 +128,7 @@ def target_losses(
     for length, num_counted, chosen in windows.alike():
         losses[places[chosen, None] + np.arange(num_counted)] = window_losses(
             model,
-            corpus,
+            text,
             windows.starts[chosen],
             length,
             dtype=dtype,
@@ -105,7 +138,7 @@ def target_losses(
     return losses
 
 
-def ngram_nats(tables: NgramTables, corpus: Corpus, windows: Windows) -> dict[str, float]:
+def ngram_nats(tables: NgramTables, ids: NDArray[np.int32], windows: Windows) -> dict[str, float]:
     """The mean loss of each n-gram table, keys "1" to "6", on the same targets and with the same knowledge, nats."""
     sums = np.zeros(MAX_N)
     for whole_length, num_counted, chosen in windows.alike():
@@ -113,6 +146,6 @@ def ngram_nats(tables: NgramTables, corpus: Corpus, windows: Windows) -> dict[st
         num_at_once = max(1, NGRAMS_AT_ONCE // length)
         for begin in range(0, len(chosen), num_at_once):
             starts = windows.starts[chosen[begin : begin + num_at_once]] + whole_length - length
-            losses = tables.losses_nats(corpus.ids[starts[:, None] + np.arange(length + 1)])
+            losses = tables.losses_nats(ids[starts[:, None] + np.arange(length + 1)])
             sums += losses[:, :, -num_counted:].sum(axis=(1, 2))
     return {str(n): float(total / windows.num_targets) for n, total in enumerate(sums, start=1)}

@@ -1,4 +1,4 @@
-"""anatomy-eval: what a run's model makes of a text, every character counted once."""
+"""anatomy-eval: what a model makes of a text, every character or token counted once."""
 
 import json
 import math
@@ -15,12 +15,14 @@ from anatomy.cli.common import DONE, FAILED, console, note_status, printable, ru
 from anatomy.errors import UserError
 
 if TYPE_CHECKING:
-    from anatomy.corpus import Corpus, Vocabulary
-    from anatomy.loading import LoadedRun, Weights
-    from anatomy.scoring import Windows
+    from anatomy.corpus import Corpus
+    from anatomy.loading import LoadedModel, Weights
+    from anatomy.scoring import Passages, Windows
+    from anatomy.tokens import Codec
 
 RECORDED = {"last": "test_loss_nats", "best": "test_loss_nats_at_best"}  # the record's loss of these weights
-UNITS = {"nats/char": ".4f", "bits/char": ".4f", "bits/byte": ".4f", "perplexity": ",.3f"}
+UNITS = {"nats/{unit}": ".4f", "bits/char": ".4f", "bits/byte": ".4f", "perplexity": ",.3f"}
+SHORT = {"character": "char", "token": "token"}
 LONGEST_CELL = 12  # of so many characters; a larger number is written with an exponent
 LARGEST_EXPONENT = math.log(sys.float_info.max)
 
@@ -35,7 +37,8 @@ LARGEST_EXPONENT = math.log(sys.float_info.max)
     multiple=True,
     metavar="N",
     type=click.IntRange(1),
-    help="Characters that the model reads at once; may repeat.  [default: as in training]",
+    help="Characters or tokens that the model reads at once; may repeat.  [default: as in training; of an imported "
+    "model its context, at most 1,024]",
 )
 @click.option(
     "--stride",
@@ -50,9 +53,15 @@ LARGEST_EXPONENT = math.log(sys.float_info.max)
     "--batch-size",
     metavar="N",
     type=click.IntRange(1),
-    help="Windows read together: a matter of memory and time, not of the loss.  [default: about 8,192 characters]",
+    help="Windows read together: a matter of memory and time, not of the loss.  [default: about 8,192 characters or "
+    "tokens]",
 )
-@click.option("--threads", metavar="N", type=click.IntRange(1, 1024), help="CPU threads.  [default: as in training]")
+@click.option(
+    "--threads",
+    metavar="N",
+    type=click.IntRange(1, 1024),
+    help="CPU threads.  [default: as in training; an imported model takes all cores]",
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as data.")
 def command(
     run: str,
@@ -67,7 +76,8 @@ def command(
     """Evaluate the run in the folder RUN: nats and bits per character, perplexity, n-gram tables beside them.
 
     Windows of LENGTH characters begin every STRIDE characters, and every character but the first of each stretch of
-    text is predicted and counted once. Exits with 1 when no loss is a finite number.
+    text is predicted and counted once. RUN may also be the folder of an imported model, which needs a --text: then
+    lengths, nats and perplexity are by token, bits still by character. Exits with 1 when no loss is a finite number.
     """
     import torch
 
@@ -76,11 +86,11 @@ def command(
     if text == "":
         raise click.UsageError("--text needs the name of a file")
     loaded = load(run, weights=weights)
-    torch.set_num_threads(threads or min(loaded.config.train.threads, os.cpu_count() or 1))
+    torch.set_num_threads(threads or loaded.threads)
     result = evaluate(
         loaded,
         text=text,
-        lengths=list(dict.fromkeys(lengths)) or [loaded.config.model.ctx_len],
+        lengths=list(dict.fromkeys(lengths)) or [loaded.eval_len],
         stride=stride,
         weights=weights,
         batch_size=batch_size,
@@ -90,12 +100,12 @@ def command(
         print()
     else:
         show(result)
-    note_status(loaded.folder, loaded.record["status"])
+    note_status(loaded.folder, loaded.status)
     return FAILED if all(nats is None for nats in result["by_length"].values()) else DONE
 
 
 def evaluate(
-    run: "LoadedRun",
+    run: "LoadedModel",
     *,
     text: str | None,
     lengths: list[int],
@@ -116,45 +126,43 @@ def evaluate(
         raise UserError(
             f"--stride {stride}: must not be above the length ({min(lengths)}), or targets would be skipped"
         )
-    corpus = _text_of_run(run) if text is None else text_of_file(text, run.vocabulary)
-    windows = {length: plan_windows(corpus.test, length, stride or length) for length in lengths}
+    scored = _own_text(run) if text is None else text_of_file(text, run.codec)
+    windows = {length: plan_windows(scored.segments, length, stride or length) for length in lengths}
     first = lengths[0]
     num_targets = windows[first].num_targets
     if not num_targets:
-        raise UserError(f"--text {text!r}: a lone character leaves nothing to predict; needs at least two")
+        raise UserError(f"--text {text!r}: a lone {scored.codec.unit} leaves nothing to predict; needs at least two")
     unreadable = _unreadable(run, {length: int(plan.lengths.max()) for length, plan in windows.items()})
     notes = list(unreadable.values())
     losses: dict[int, float | None] = dict.fromkeys(lengths)
     for length in (length for length in lengths if length not in unreadable):
         num_read = int(windows[length].lengths.sum())
         with _telling(f"length {length}, stride {stride or length}: {num_targets:,} targets, {num_read:,} to read"):
-            scored = target_losses(
-                run.model, corpus, windows[length], dtype=run.config.train.dtype, num_at_once=batch_size
-            )
-        losses[length] = finite(mean_nats(scored))
+            of_targets = target_losses(run.model, scored, windows[length], dtype=run.dtype, num_at_once=batch_size)
+        losses[length] = finite(mean_nats(of_targets))
         if losses[length] is None:
             notes.append(f"length {length}: the loss is not a finite number; these weights are no model")
-    rungs, reason = _rungs(run, corpus, windows[first], is_own=text is None)
+    predicted = scored.text_of_targets()
+    chars_per_target = len(predicted) / num_targets
+    chars_per_byte = len(predicted) / max(1, len(predicted.encode("utf-8")))
+    rungs, reason = _rungs(run, scored, windows[first], chars_per_target)
     if reason:
         notes.append(reason)
     if losses[first] is None:
         notes.append(f"length {first} was asked for first, so loss_nats and the other units are null")
-    if text is not None:
-        notes += corpus.notes
-    elif corpus.test_is_val:
-        notes.append("the text has no test part: validation serves as test")
-    chars_per_byte = num_targets / _num_bytes_of_targets(corpus)
+    notes += scored.notes
     loss = losses[first]
     return {
         "run": run.folder.resolve().name,
-        "status": run.record["status"],
+        "status": run.status,
         "weights": weights,
-        "text": {"name": corpus.name, "part": "test" if text is None else "whole", "sha256": corpus.sha256},
-        "num_chars": corpus.num_test_chars,
-        "num_stretches": len(corpus.test),
+        "unit": scored.codec.unit,
+        "text": {"name": scored.name, "part": scored.part, "sha256": scored.sha256},
+        "num_chars": len(scored.text),
+        "num_stretches": len(scored.segments),
         "length": first,
         "stride": stride or first,
-        **in_units(loss, chars_per_byte),
+        **in_units(loss, chars_per_byte, chars_per_target),
         "num_targets": num_targets,
         "by_length": {str(length): nats for length, nats in losses.items()},
         "stride_by_length": {str(length): stride or length for length in lengths},
@@ -162,33 +170,37 @@ def evaluate(
             str(length): None if length in unreadable else plan.mean_context for length, plan in windows.items()
         },
         "rungs": rungs,
-        "rung": None if loss is None or rungs["1"] is None else rung_of(loss, rungs, len(run.vocabulary)),
+        "rung": None if loss is None or rungs["1"] is None else rung_of(loss, rungs, len(scored.codec)),
+        "chars_per_target": chars_per_target,
         "chars_per_byte": chars_per_byte,
         "recorded": _recorded(run, weights) if text is None else None,
         "notes": notes,
     }
 
 
-def in_units(nats: float | None, chars_per_byte: float) -> dict[str, float | None]:
-    """A loss in nats per character, and the same in bits per character, in bits per UTF-8 byte and as perplexity."""
+def in_units(nats: float | None, chars_per_byte: float, chars_per_target: float = 1.0) -> dict[str, float | None]:
+    """A loss in nats per target, and the same in bits per character, in bits per UTF-8 byte and as perplexity."""
     if nats is None:
         return dict.fromkeys(("loss_nats", "bits_per_char", "bits_per_byte", "perplexity"))
-    bits = nats / math.log(2)
+    bits = nats / math.log(2) / chars_per_target if chars_per_target else None
     return {
         "loss_nats": nats,
         "bits_per_char": bits,
-        "bits_per_byte": bits * chars_per_byte,
+        "bits_per_byte": None if bits is None else bits * chars_per_byte,
         "perplexity": math.exp(nats) if nats < LARGEST_EXPONENT else None,
     }
 
 
-def text_of_run(run: "LoadedRun") -> "Corpus":
+def text_of_run(run: "LoadedModel") -> "Corpus":
     """The text that a run was trained on, and evaluated on its test part.
 
-    Raises: UserError if the text is gone, or is no longer the same.
+    Raises: UserError if the text is gone, or is no longer the same, or if there was none.
     """
+    from anatomy.loading import LoadedRun
     from anatomy.runner import corpus_of
 
+    if not isinstance(run, LoadedRun):
+        raise UserError(f"{str(run.folder)!r}: an imported model has no text of its own")
     corpus = corpus_of(run.config)
     data = run.record.get("data")
     if not isinstance(data, dict) or data.get("sha256") != corpus.sha256:
@@ -199,19 +211,26 @@ def text_of_run(run: "LoadedRun") -> "Corpus":
     return corpus
 
 
-def _text_of_run(run: "LoadedRun") -> "Corpus":
+def _own_text(run: "LoadedModel") -> "Passages":
+    """The test part of the text that a run was trained on. Raises UserError as `text_of_run`."""
+    from anatomy.scoring import Passages
+
     try:
-        return text_of_run(run)
+        corpus = text_of_run(run)
     except UserError as error:
         raise UserError(f"{error}; to evaluate on another text, type: --text PATH") from None
+    notes = ("the text has no test part: validation serves as test",) if corpus.test_is_val else ()
+    return Passages(
+        corpus.name, "test", corpus.sha256, corpus.vocabulary, corpus.text("test"), corpus.ids, corpus.test, notes
+    )
 
 
-def text_of_file(path: str, vocabulary: "Vocabulary") -> "Corpus":
-    """A file as one stretch of text, all of it to be scored, in the ids of a vocabulary.
+def text_of_file(path: str, codec: "Codec") -> "Passages":
+    """A file as one stretch of text, all of it to be scored.
 
     Raises: UserError if it cannot be read or holds unknown characters.
     """
-    from anatomy.corpus import Corpus
+    from anatomy.scoring import Passages
     from anatomy.texts import FILES, load_text
 
     if os.path.isdir(os.path.expanduser(path)):
@@ -221,32 +240,32 @@ def text_of_file(path: str, vocabulary: "Vocabulary") -> "Corpus":
     except UserError as error:
         raise UserError(f"--text{str(error).removeprefix('corpus.path')}") from None
     try:
-        ids = vocabulary.encode(text.text)
+        ids = codec.encode(text.text)
     except UserError as error:
         raise UserError(f"--text {path!r}: {error}") from None
-    return Corpus(path, text.sha256, vocabulary, ids, "tail", (), (), ((0, len(ids)),), text.notes)
+    return Passages(path, "whole", text.sha256, codec, text.text, ids, ((0, len(ids)),), text.notes)
 
 
-def _unreadable(run: "LoadedRun", longest: dict[int, int]) -> dict[int, str]:
+def _unreadable(run: "LoadedModel", longest: dict[int, int]) -> dict[int, str]:
     """Why the model cannot read windows of some lengths; `longest` has the longest window that each length comes to.
 
     Raises: UserError if it can read none of them, or if one is beyond all bounds.
     """
     from anatomy.scoring import MAX_WINDOW
 
-    for length, num_chars in longest.items():
-        if num_chars > MAX_WINDOW:
+    for length, num_read in longest.items():
+        if num_read > MAX_WINDOW:
             raise UserError(
-                f"--length {length}: windows of {num_chars:,} characters; it can be {MAX_WINDOW:,} at most, for the "
-                f"time that attention takes grows with the square"
+                f"--length {length}: windows of {num_read:,} {run.codec.unit}s; it can be {MAX_WINDOW:,} at most, for "
+                f"the time that attention takes grows with the square"
             )
     end = run.model.max_len
     if end is None:
         return {}
     unreadable = {
         length: f"length {length}: the model's table of learned positions ends at {end}"
-        for length, num_chars in longest.items()
-        if num_chars > end
+        for length, num_read in longest.items()
+        if num_read > end
     }
     if len(unreadable) == len(longest):
         raise UserError(f"{'; '.join(unreadable.values())}; type: --length {end}")
@@ -254,31 +273,27 @@ def _unreadable(run: "LoadedRun", longest: dict[int, int]) -> dict[int, str]:
 
 
 def _rungs(
-    run: "LoadedRun", corpus: "Corpus", windows: "Windows", *, is_own: bool
+    run: "LoadedModel", scored: "Passages", windows: "Windows", chars_per_target: float
 ) -> tuple[dict[str, Any], str | None]:
-    """The tables of n characters, fitted on the run's training part, and xz on the very text; why there are none."""
+    """The tables of n characters, fitted on the run's training part, and xz on the very text; why there are none.
+
+    All are in nats per target, as the model's loss is.
+    """
     from anatomy.rungs import MAX_N, NgramTables, xz_nats_per_char
     from anatomy.scoring import ngram_nats
 
     none = dict.fromkeys(map(str, range(1, MAX_N + 1)))
-    xz = {"xz": xz_nats_per_char(corpus.text("test"))}
+    xz = {"xz": xz_nats_per_char(scored.text) * chars_per_target}
     try:
-        fitted = corpus if is_own else text_of_run(run)
+        fitted = text_of_run(run)
     except UserError as error:
         return none | xz, f"no n-gram tables, which are fitted on the run's training part: {error}"
     with _telling(f"n-gram tables: fitting on {fitted.num_train_chars:,} characters"):
         tables = NgramTables(fitted.ids, fitted.train, len(fitted.vocabulary))
-        return ngram_nats(tables, corpus, windows) | xz, None
+        return ngram_nats(tables, scored.ids, windows) | xz, None
 
 
-def _num_bytes_of_targets(corpus: "Corpus") -> int:
-    import numpy as np
-
-    num_bytes = np.array([len(char.encode("utf-8")) for char in corpus.vocabulary.chars])
-    return sum(int(num_bytes[corpus.ids[start + 1 : stop]].sum()) for start, stop in corpus.test)
-
-
-def _recorded(run: "LoadedRun", weights: str) -> dict[str, float | None]:
+def _recorded(run: "LoadedModel", weights: str) -> dict[str, float | None]:
     """The record's own test loss of these weights; None for what is no possible value."""
     nats, num_targets = run.record.get(RECORDED[weights]), run.record.get("num_test_targets")
     return {
@@ -301,28 +316,31 @@ def show(result: dict[str, Any]) -> None:
     """Print the losses by length, the rungs in the same units, and what there is to say of them."""
     from rich.table import Table
 
-    out, text, targets = console(), result["text"], f"{result['num_targets']:,}"
+    out, text, unit = console(), result["text"], result["unit"]
     part = "its test part" if text["part"] == "test" else "the whole file"
+    targets = f"{result['num_targets']:,}" + (f" {unit}s" if unit != "character" else "")
     out.print(f"{printable(result['run'])}, {result['weights']} weights")
     out.print(
         f"{printable(text['name'])}, {part}: {result['num_chars']:,} characters in "
         f"{result['num_stretches']:,} stretch{'es' if result['num_stretches'] > 1 else ''}, {targets} predicted\n"
     )
+    heads = [head.format(unit=SHORT[unit]) for head in UNITS]
     table = Table(box=None, pad_edge=False)
-    for head in ("length", "stride", "mean context", *UNITS):
+    for head in ("length", "stride", "mean context", *heads):
         table.add_column(head, justify="right", overflow="fold")
     for length, nats in result["by_length"].items():
         stride, context = result["stride_by_length"][length], result["mean_context_by_length"][length]
         row = f"{int(length):,}", f"{stride:,}", "-" if context is None else f"{context:,.1f}"
-        table.add_row(*row, *_cells(nats, result["chars_per_byte"]))
+        table.add_row(*row, *_cells(nats, result))
     out.print(table)
     beside = Table(box=None, pad_edge=False)
     beside.add_column("beside it", overflow="fold")
-    for head in UNITS:
+    for head in heads:
         beside.add_column(head, justify="right", overflow="fold")
     for name, nats in result["rungs"].items():
         what = f"{name}-gram table" if name.isdigit() else "xz, of this text alone"
-        beside.add_row(what, *_cells(nats, result["chars_per_byte"]))
+        if nats is not None:
+            beside.add_row(what, *_cells(nats, result))
     out.print()
     out.print(beside)
     out.print()
@@ -338,8 +356,8 @@ def show(result: dict[str, Any]) -> None:
         out.print(f"note: {printable(note)}")
 
 
-def _cells(nats: float | None, chars_per_byte: float) -> list[str]:
-    values = in_units(nats, chars_per_byte).values()
+def _cells(nats: float | None, result: dict[str, Any]) -> list[str]:
+    values = in_units(nats, result["chars_per_byte"], result["chars_per_target"]).values()
     cells = ["-" if value is None else format(value, form) for value, form in zip(values, UNITS.values(), strict=True)]
     return [cell if len(cell) <= LONGEST_CELL else f"{float(cell.replace(',', '')):.3e}" for cell in cells]
 

@@ -186,8 +186,8 @@ def _check_sizes(num_runs: int, num_samples: int, num_prompt: int, num_tokens: i
     num_chars = num_runs * num_samples * (num_prompt + num_tokens)
     if num_chars > MAX_CHARS:
         raise UserError(
-            f"--tokens {num_tokens} --num-samples {num_samples}: {num_chars:,} with the characters of the prompts, of all "
-            f"runs; one command writes at most {MAX_CHARS:,}: ask for fewer"
+            f"--tokens {num_tokens} --num-samples {num_samples}: {num_chars:,} with the characters of the prompts, of "
+            f"all runs; one command writes at most {MAX_CHARS:,}: ask for fewer"
         )
 
 
