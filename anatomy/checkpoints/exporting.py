@@ -35,7 +35,7 @@ def write_published(
 
     Raises: UserError, one line, with the reasons why transformers has no such model; nothing is written then.
     """
-    config = config_json_of(composition, num_symbols=num_symbols) | tokens
+    config = {**config_json_of(composition, num_symbols=num_symbols), **tokens}
     widest = max({tensor.dtype for tensor in tensors.values()}, key=["F16", "BF16", "F32"].index)
     config["dtype"] = TORCH_NAMES[widest]
     write_json(folder / CONFIG, config)
