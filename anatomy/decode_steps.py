@@ -89,17 +89,22 @@ def _at(
     return list(rows()), len(times[0])
 
 
-def decoding_model(config: Config, size: Size, n_kv_head: int, num_symbols: int, device: torch.device) -> Transformer:
-    """LLaMA's parts at some sizes, but for the number of key-value heads; started."""
+def decoding_config(config: Config, size: Size, n_kv_head: int) -> Config:
+    """LLaMA's parts at some sizes, but for the number of key-value heads."""
     llama = with_parts(config, BASES["llama"])
     sizes = {"d_model": size.width, "n_layer": size.n_layer, "n_head": size.n_head}
-    made = llama.model_copy(
+    return llama.model_copy(
         update={
             "attn": {**llama.attn, "n_kv_head": n_kv_head},
             "model": config.model.model_copy(update=sizes),
             "match": None,
         }
     )
+
+
+def decoding_model(config: Config, size: Size, n_kv_head: int, num_symbols: int, device: torch.device) -> Transformer:
+    """The model of that config, started."""
+    made = decoding_config(config, size, n_kv_head)
     model = build_model(made, num_symbols, device="cpu")
     initialise(model, made.init, seed=0)
     return model.to(device)

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from anatomy.checkpoints.exporting import as_transformers
 from anatomy.config import Config
-from anatomy.decode_steps import Size, decoding_model
+from anatomy.decode_steps import Size, decoding_config, decoding_model
 from anatomy.generation import Generation
-from anatomy.hugging_face import as_transformers_llama
 from anatomy.model import Transformer
 from anatomy.sampling import Knobs
 from anatomy.stopwatch import Task, median_of, median_ratio, take_turns
@@ -38,16 +38,12 @@ def generation_speed(
     `over_transformers` is the ratio of tokens per second within a round, null where transformers is not installed.
     """
     sizes = config.model
-    model = decoding_model(
-        config,
-        Size(sizes.d_model, sizes.n_layer, sizes.n_head),
-        max(1, sizes.n_head // 2),
-        num_symbols,
-        torch.device("cpu"),
-    ).eval()
+    size, n_kv_head = Size(sizes.d_model, sizes.n_layer, sizes.n_head), max(1, sizes.n_head // 2)
+    model = decoding_model(config, size, n_kv_head, num_symbols, torch.device("cpu")).eval()
     ways: dict[str, Callable[[Case], Task]] = {ANATOMY: lambda case: _ours(model, case, use_cache=True)}
     if importlib.util.find_spec("transformers"):
-        theirs = as_transformers_llama(model, NUM_PROMPT_TOKENS + max(case.num_tokens for case in cases))
+        longest = sizes.model_copy(update={"ctx_len": NUM_PROMPT_TOKENS + max(case.num_tokens for case in cases)})
+        theirs = as_transformers(model, decoding_config(config.model_copy(update={"model": longest}), size, n_kv_head))
         ways[TRANSFORMERS] = lambda case: _theirs(theirs, case)
     rows = []
     for case in cases:

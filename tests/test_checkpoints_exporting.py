@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from conftest import NUM_SYMBOLS, TINY, compose
 from published_models import KINDS, logits_of, published, random_ids, saved
 from safetensors.torch import load_file, save_file
 from test_checkpoints_importing import configure, rewrite
 from test_runner import job
 
+from anatomy.build import build_model
 from anatomy.checkpoints.converting import NotTheSame, convert
-from anatomy.checkpoints.exporting import published_tensors
+from anatomy.checkpoints.exporting import as_transformers, published_tensors
 from anatomy.checkpoints.sources import StoredTensor
 from anatomy.errors import UserError
 from anatomy.loading import load
+from anatomy.model import initialise
 from anatomy.runner import Job, run
 
 GPT2, LLAMA = ("base=gpt2",), ("base=llama", "model.n_head=6", "attn.n_kv_head=2")
@@ -140,6 +143,23 @@ def test_an_export_that_is_another_model_is_not_kept(
     with pytest.raises(NotTheSame):
         convert(made.folder, tmp_path / "theirs")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]
+
+
+@pytest.mark.parametrize("name", ["gpt2-padded", "llama", "llama-tied-padded", "qwen3"])
+def test_a_model_becomes_one_of_transformers_without_a_file(name: str) -> None:
+    config = compose(*TINY, *RUNS[name])
+    model = build_model(config, NUM_SYMBOLS, device="cpu").eval()
+    initialise(model, "torch", seed=0)
+    theirs, ids = as_transformers(model, config), random_ids(length=11, num_symbols=NUM_SYMBOLS)
+    with torch.no_grad():
+        assert (model(ids) - logits_of(theirs, ids)).abs().max() < 1e-5
+    assert theirs.get_input_embeddings().weight.data_ptr() != model.embed.weight.data_ptr()
+
+
+def test_a_model_that_transformers_does_not_have_becomes_none() -> None:
+    config = compose(*TINY, "base=vanilla")
+    with pytest.raises(UserError, match=r"transformers has no such model: .*placement=post"):
+        as_transformers(build_model(config, NUM_SYMBOLS, device="cpu"), config)
 
 
 # ------------------------------------------------------------------------------------------------ and back again

@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from anatomy.axes import BASES
 from anatomy.build import build_model, derived
 from anatomy.errors import UserError
-from anatomy.hugging_face import as_transformers_llama
 from anatomy.model import Transformer, init_digests, initialise
 
 ARTICLE = ("model.d_model=128", "model.n_layer=4", "model.n_head=4", "model.ctx_len=128")
@@ -184,28 +183,6 @@ def _randomise(model: Transformer) -> None:
         for name, parameter in model.named_parameters():
             low, high = (0.5, 1.5) if name.endswith("gain") else (-0.3, 0.3)
             parameter.uniform_(low, high, generator=generator)
-
-
-def test_llama_computes_what_transformers_does() -> None:
-    model = tiny_model(
-        "base=llama", "model.d_model=48", "model.n_head=6", "attn.n_kv_head=2", "ffn.hidden=37", "pos.theta=500"
-    )
-    _randomise(model)
-    theirs = as_transformers_llama(model, 128)
-    ids = tiny_ids(length=71)
-    with torch.no_grad():
-        assert (model(ids) - theirs(ids).logits).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize(
-    "word", ["norm=layer", "norm=layer_nobias", "placement=post", "ffn=gelu", "pos=learned", "bias=all"]
-)
-def test_what_is_no_llama_is_not_handed_to_transformers_as_one(word: str) -> None:
-    parts = {**BASES["llama"], **dict([word.split("=")])}
-    with pytest.raises(ValueError, match="norm=rms placement=pre pos=rope ffn=swiglu bias=none, and no others"):
-        as_transformers_llama(tiny_model(*(f"{axis}={part}" for axis, part in parts.items())), 128)
-    with pytest.raises(ValueError, match="no symbol"):
-        as_transformers_llama(tiny_model("base=llama", "model.vocab_size=40"), 128)
 
 
 def test_a_part_with_a_buffer_is_refused_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
