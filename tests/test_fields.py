@@ -234,7 +234,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"auto_map": {"AutoModel": "m.M"}}, "auto_map"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act"),
-    ("llama", {"pretraining_tp": 2}, "pretraining_tp"),
+    ("llama", {"pretraining_tp": 0}, "pretraining_tp"),
     ("llama", {"rope_interleaved": True}, "rope_interleaved"),
     ("llama", {"is_causal": False}, "is_causal"),
     ("llama", {"pruned_heads": {"0": [1]}}, "pruned_heads"),

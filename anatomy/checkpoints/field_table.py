@@ -205,7 +205,7 @@ def _gated(
         "mlp_bias": Field("bias", "biases in the FFN", _one_of(False), False),
         "tie_word_embeddings": Field("tying", "whether one matrix serves as input and output", FLAG, False),
         "attention_dropout": Field("training", "share of attention weights dropped", SHARE.or_null(), 0.0),
-        "pretraining_tp": Field("training", "slices in which products are summed", _one_of(1, None), 1),
+        "pretraining_tp": Field("training", "machines that each product was split over", _whole(1, 1024).or_null(), 1),
         "layer_types": Field("window", "layer by layer, whether it has the window", ANY),
     }
 
@@ -352,6 +352,7 @@ ROPE_KINDS: Mapping[str, RopeKind] = {
             "mscale": Field("pos", "another rule for attention_factor", NOTHING),
             "mscale_all_dim": Field("pos", "another rule for attention_factor", NOTHING),
             "truncate": Field("pos", "borders between pairs at whole numbers", _one_of(True), True),
+            "finetuned": Field("training", "whether the model was trained on with this setting", FLAG.or_null()),
         },
     ),
 }

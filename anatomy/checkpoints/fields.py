@@ -327,7 +327,7 @@ def _rope_section(values: Mapping[str, Any], rope: _Rope) -> dict[str, Any]:
     return _section("pos", rope.kind.part, **knobs)
 
 
-NOT_BUILT = ("mscale", "mscale_all_dim", "truncate")  # settings that only one value is read of
+NOT_BUILT = ("mscale", "mscale_all_dim", "truncate", "finetuned")  # settings that no model computes with
 
 
 def _attn_section(n_head: int, n_kv_head: int | None) -> dict[str, Any]:
