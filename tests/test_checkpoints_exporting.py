@@ -2,6 +2,8 @@
 
 import json
 import struct
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +42,18 @@ RUNS = {
 }
 
 
-def trained(folder: Path, text: Path, *words: str) -> Job:
-    made = job(folder / "outputs", text, "train.steps=3", "train.eval_every=3", "train.lr=0.05", *words)
-    assert run(made, [])["status"] == "done"
-    return made
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Callable[..., Job]:
+    """A tiny run of some words, trained once. A few long steps move every weight away from where it began."""
+
+    @cache
+    def train(*words: str) -> Job:
+        outputs = tmp_path_factory.mktemp("outputs")
+        made = job(outputs, text_file, "train.steps=3", "train.eval_every=3", "train.lr=0.05", *words)
+        assert run(made, [])["status"] == "done"
+        return made
+
+    return train
 
 
 def bytes_of(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
@@ -64,9 +74,9 @@ def header_of(file: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_of_ours_is_opened_by_transformers_and_gives_the_same_logits(
-    name: str, tmp_path: Path, text_file: Path
+    name: str, tmp_path: Path, trained: Callable[..., Job]
 ) -> None:
-    made = trained(tmp_path, text_file, *RUNS[name])
+    made = trained(*RUNS[name])
     converted = convert(made.folder, tmp_path / "theirs")
     assert converted.parity is not None and converted.parity.max_cached_logit_difference < 1e-4
     assert converted.family == name.partition("-")[0] and not converted.is_import
@@ -80,8 +90,8 @@ def test_a_run_of_ours_is_opened_by_transformers_and_gives_the_same_logits(
 
 
 @pytest.mark.parametrize("name", ["gpt2-padded", "llama"])
-def test_its_characters_go_along_as_a_tokenizer(name: str, tmp_path: Path, text_file: Path) -> None:
-    made = trained(tmp_path, text_file, *RUNS[name])
+def test_its_characters_go_along_as_a_tokenizer(name: str, tmp_path: Path, trained: Callable[..., Job]) -> None:
+    made = trained(*RUNS[name])
     convert(made.folder, tmp_path / "theirs")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
     text, vocabulary = "the norm of a\nkey  .", made.corpus.vocabulary
@@ -90,8 +100,8 @@ def test_its_characters_go_along_as_a_tokenizer(name: str, tmp_path: Path, text_
     assert len(tokenizer) == len(vocabulary)
 
 
-def test_transformers_goes_on_with_a_text_as_we_do(tmp_path: Path, text_file: Path) -> None:
-    made = trained(tmp_path, text_file, *RUNS["llama"])
+def test_transformers_goes_on_with_a_text_as_we_do(tmp_path: Path, trained: Callable[..., Job]) -> None:
+    made = trained(*RUNS["llama"])
     convert(made.folder, tmp_path / "theirs")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
@@ -101,8 +111,8 @@ def test_transformers_goes_on_with_a_text_as_we_do(tmp_path: Path, text_file: Pa
     assert tokenizer.decode(written[0]) == ours.text
 
 
-def test_of_a_padded_vocabulary_the_surplus_stays_here(tmp_path: Path, text_file: Path) -> None:
-    made = trained(tmp_path, text_file, *RUNS["gpt2-padded"])
+def test_of_a_padded_vocabulary_the_surplus_stays_here(tmp_path: Path, trained: Callable[..., Job]) -> None:
+    made = trained(*RUNS["gpt2-padded"])
     convert(made.folder, tmp_path / "theirs")
     num_symbols = len(made.corpus.vocabulary)
     assert num_symbols < load_file(made.folder / "model.safetensors")["embed.weight"].shape[0] == 64
@@ -121,18 +131,18 @@ def test_of_a_padded_vocabulary_the_surplus_stays_here(tmp_path: Path, text_file
     ],
 )
 def test_what_transformers_does_not_have_is_refused_with_the_reason(
-    words: tuple[str, ...], reason: str, tmp_path: Path, text_file: Path
+    words: tuple[str, ...], reason: str, tmp_path: Path, trained: Callable[..., Job]
 ) -> None:
-    made = trained(tmp_path, text_file, *words)
+    made = trained(*words)
     with pytest.raises(UserError, match=f"transformers has no such model: .*{reason}"):
         convert(made.folder, tmp_path / "theirs")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_export_that_is_another_model_is_not_kept(
-    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = trained(tmp_path, text_file, *RUNS["llama"])
+    made = trained(*RUNS["llama"])
     real = published_tensors
 
     def forgetful(family: str, num_symbols: int, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -142,7 +152,7 @@ def test_an_export_that_is_another_model_is_not_kept(
     monkeypatch.setattr("anatomy.checkpoints.exporting.published_tensors", forgetful)
     with pytest.raises(NotTheSame):
         convert(made.folder, tmp_path / "theirs")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["gpt2-padded", "llama", "llama-tied-padded", "qwen3"])
@@ -185,8 +195,8 @@ def test_what_came_in_goes_out_and_comes_in_byte_for_byte(kind: str, dtype: torc
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-tied-padded", "qwen2-window"])
-def test_a_run_that_went_out_comes_in_as_the_same_model(name: str, tmp_path: Path, text_file: Path) -> None:
-    made = trained(tmp_path, text_file, *RUNS[name])
+def test_a_run_that_went_out_comes_in_as_the_same_model(name: str, tmp_path: Path, trained: Callable[..., Job]) -> None:
+    made = trained(*RUNS[name])
     convert(made.folder, tmp_path / "theirs", verify=False)
     convert(tmp_path / "theirs", tmp_path / "back", verify=False)
     ours, back = load(made.folder), load(tmp_path / "back")

@@ -118,6 +118,22 @@ def convert_with(folder: Path, into: Path, **fields: Any) -> None:
         converting._import(read, into, verify=True)
 
 
+def test_the_gate_sees_what_only_the_cache_does_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anatomy.checkpoints import parity
+
+    folder, _ = saved(tmp_path / "theirs", "mistral")
+    real = parity.decoder
+
+    def forgetful(model: Any, cache: Any) -> Any:
+        step = real(model, cache)
+        return lambda ids: step([ids[0] ^ 1])
+
+    monkeypatch.setattr(parity, "decoder", forgetful)
+    with pytest.raises(NotTheSame) as error:
+        convert(folder, tmp_path / "ours")
+    assert error.value.parity.max_logit_difference < 1e-4 < error.value.parity.max_cached_logit_difference
+
+
 def test_differences_that_are_no_numbers_are_no_parity() -> None:
     nan = float("nan")
     assert not Parity(nan, 0.0, 64, 1.0).holds and not Parity(0.0, nan, 64, 1.0).holds
@@ -179,6 +195,25 @@ def test_an_untied_model_without_its_head_is_refused(tmp_path: Path) -> None:
     folder, _ = saved(tmp_path / "theirs", "llama")
     rewrite(folder, lambda tensors: tensors.pop("lm_head.weight"))
     assert fault(folder).endswith("missing: 'lm_head.weight'")
+
+
+def test_without_the_flag_a_family_is_tied_as_transformers_has_it(tmp_path: Path) -> None:
+    for kind, is_tied in (("llama", False), ("mistral", False), ("gpt2", True)):
+        folder, _ = saved(tmp_path / kind, kind)
+        config = json.loads((folder / "config.json").read_text())
+        config.pop("tie_word_embeddings", None)
+        (folder / "config.json").write_text(json.dumps(config))
+        assert (read_source(folder).composition.tying == "tied") is is_tied
+        if not is_tied:
+            rewrite(folder, lambda tensors: tensors.pop("lm_head.weight"))
+            assert fault(folder).endswith("missing: 'lm_head.weight'")
+
+
+def test_a_flag_of_gpt2_that_changes_its_scores_is_refused_by_name(tmp_path: Path) -> None:
+    folder, _ = saved(tmp_path / "theirs", "gpt2")
+    for flag, value in (("scale_attn_by_inverse_layer_idx", True), ("scale_attn_weights", False)):
+        assert flag in fault(configure(folder, **{flag: value}))
+        configure(folder, **{flag: not value})
 
 
 # ------------------------------------------------------------------------------------------------ names
