@@ -232,5 +232,8 @@ def _imported(name: str, folder: Path) -> Subject:
         )
     if (rows := composition.model.vocab_size) is None:
         raise UserError(f"{str(file)!r}: in its composition: model.vocab_size is null")
-    subject = _ours(name, f"an imported model, {family}", str(folder), composition, rows)
+    what = f"an imported model, {family}"
+    if "trap" in content:
+        what += f", loaded wrongly on purpose by the trap {one_line(str(content['trap']), 60)}"
+    subject = _ours(name, what, str(folder), composition, rows)
     return Subject(**{**vars(subject), "knows_init": False})

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from os.path import lexists
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anatomy.checkpoints.exporting import write_published
 from anatomy.checkpoints.importing import (
@@ -32,6 +32,9 @@ from anatomy.errors import UserError
 from anatomy.files import write_json
 from anatomy.loading import RECORD_FILE, LoadedModel, load
 from anatomy.model import Transformer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
@@ -86,7 +89,7 @@ def convert(source: Path, folder: Path, *, verify: bool = True) -> Converted:
 def _import(published: PublishedModel, folder: Path, verify: bool) -> Converted:
     with new_folder(folder) as filled:
         content = write_model(published, filled)
-        tokenizer = _write_tokenizer(published, filled)
+        tokenizer = write_tokenizer(published, filled)
         parity, unchecked = _checked(
             verify, lambda: load(filled).model, lambda: open_theirs(published.source), published.composition
         )
@@ -104,21 +107,27 @@ def _import(published: PublishedModel, folder: Path, verify: bool) -> Converted:
     )
 
 
-def _write_tokenizer(published: PublishedModel, folder: Path) -> str:
+def write_tokenizer(published: PublishedModel, folder: Path) -> str:
     """Put the tokenizer beside the model; what it is, or why there is none."""
-    source = published.source
     try:
-        if source.format == "gguf":
-            tokenizer = tokenizer_of_gguf(source.metadata)
-        else:
-            tokenizer = tokenizer_of_folder(source.path, published.family)
+        tokenizer = tokenizer_of(published)
     except NoTokenizer as reason:
         return f"none ({reason})"
     tokenizer.save(str(folder / TOKENIZER_FILE))
     return f"{tokenizer.get_vocab_size():,} tokens"
 
 
+def tokenizer_of(published: PublishedModel) -> "Tokenizer":
+    """The tokenizer that a model came with. Raises NoTokenizer, with the reason."""
+    source = published.source
+    if source.format == "gguf":
+        return tokenizer_of_gguf(source.metadata)
+    return tokenizer_of_folder(source.path, published.family)
+
+
 def _export(opened: LoadedModel, folder: Path, verify: bool) -> Converted:
+    if "trap" in opened.record:
+        raise UserError(f"{str(opened.folder)!r}: was loaded wrongly on purpose (--trap), so it is no model to pass on")
     model, composition = opened.model, opened.composition
     tensors = safetensors_of(opened.folder / WEIGHTS_FILE)
     tokens = {"bos_token_id": opened.record.get("start_id"), "eos_token_id": opened.record.get("end_ids") or None}

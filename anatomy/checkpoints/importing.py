@@ -151,15 +151,15 @@ def write_model(published: PublishedModel, folder: Path) -> dict[str, Any]:
         "num_params_by_axis": by_axis,
         "source": {"format": source.format, "files": list(source.files)},
         "dtypes": published.dtypes,
-        "start_id": next(iter(_tokens(published, "bos_token_id")), None),
-        "end_ids": _tokens(published, "eos_token_id"),
+        "start_id": next(iter(named_tokens(published, "bos_token_id")), None),
+        "end_ids": named_tokens(published, "eos_token_id"),
         "parity": None,
     }
     write_json(folder / MODEL_FILE, content)
     return content
 
 
-def _tokens(published: PublishedModel, name: str) -> list[int]:
+def named_tokens(published: PublishedModel, name: str) -> list[int]:
     """The tokens that a field of the config names, by their numbers; those of the vocabulary."""
     said = published.source.config.get(name, FAMILIES[published.family].fields[name].default)
     named = said if isinstance(said, list) else [said]

@@ -6,15 +6,15 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
 
-from anatomy.errors import UserError
+from anatomy.errors import UserError, one_line
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -84,6 +84,13 @@ def note_status(folder: Path, status: str | None) -> None:
     """Say on standard error that a run is not done, where it is not: what it has are weights from on the way."""
     if status not in ("done", None):
         click.echo(f"note: {str(folder)!r}: the run is not done, its status is {status}", err=True)
+
+
+def note_trap(folder: Path, record: Mapping[str, Any]) -> None:
+    """Say on standard error that a model was loaded wrongly on purpose, where its record says so."""
+    if "trap" in record:
+        told = one_line(str(record["trap"]), 60)
+        click.echo(f"note: {str(folder)!r}: loaded wrongly on purpose, by the trap {told}", err=True)
 
 
 def printable(text: str) -> str:

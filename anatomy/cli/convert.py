@@ -18,20 +18,49 @@ if TYPE_CHECKING:
 @click.command(name="anatomy-convert")
 @click.version_option(__version__)
 @click.argument("source", metavar="SRC")
-@click.argument("folder", metavar="DST")
+@click.argument("folder", metavar="DST", required=False)
 @click.option("--no-verify", is_flag=True, help="Do not compare the result with transformers' own model.")
 @click.option("--fetch", is_flag=True, help="SRC is a model known by name, such as smollm2-135m: download it first.")
-def command(source: str, folder: str, no_verify: bool, fetch: bool) -> int:
+@click.option(
+    "--trap",
+    "traps",
+    multiple=True,
+    metavar="NAME",
+    help="Load SRC wrongly and show what that costs: names, transpose, rope_pairing, kv_order, tying, or all; may "
+    "repeat. The wrong model of a single one is written to DST; DST may be left out.",
+)
+@click.option("--text", metavar="PATH", help="With --trap: a UTF-8 file to read.  [default: a few sentences]")
+@click.option("--prompt", metavar="TEXT", help="With --trap: what to go on with.  [default: The capital of France is]")
+def command(
+    source: str,
+    folder: str | None,
+    no_verify: bool,
+    fetch: bool,
+    traps: tuple[str, ...],
+    text: str | None,
+    prompt: str | None,
+) -> int:
     """Convert the model at SRC into the new folder DST.
 
     SRC is a published model, a Hugging Face folder or a .gguf file, and DST then a model to sample and evaluate; or SRC
     is a run or an imported model, and DST then a folder that transformers opens. The result is compared with
     transformers where it is installed, and kept if both give the same logits; exits with 1 otherwise.
     """
+    if not source or folder == "":
+        raise UserError("anatomy-convert: SRC and DST are names of folders; one of them is empty")
+    if traps:
+        from anatomy.cli.traps import spring
+
+        if no_verify:
+            raise UserError("--no-verify: under --trap nothing is compared with transformers; leave it out")
+        return spring(source, _path(source, fetch), folder, traps, text, prompt)
+    if text is not None or prompt is not None:
+        raise UserError(f"--{'prompt' if text is None else 'text'}: is for --trap; type both")
+    if folder is None:
+        raise click.UsageError("Missing argument 'DST'.")
+
     from anatomy.checkpoints.converting import NotTheSame, convert
 
-    if not source or not folder:
-        raise UserError("anatomy-convert: SRC and DST are names of folders; one of them is empty")
     try:
         converted = convert(_path(source, fetch), Path(folder), verify=not no_verify)
     except NotTheSame as error:

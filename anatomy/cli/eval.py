@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anatomy import __version__
-from anatomy.cli.common import DONE, FAILED, console, note_status, printable, run_click
+from anatomy.cli.common import DONE, FAILED, console, note_status, note_trap, printable, run_click
 from anatomy.errors import UserError
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def command(
     else:
         show(result)
     note_status(loaded.folder, loaded.status)
+    note_trap(loaded.folder, loaded.record)
     return FAILED if all(nats is None for nats in result["by_length"].values()) else DONE
 
 

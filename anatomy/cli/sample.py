@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from anatomy import __version__
-from anatomy.cli.common import DONE, FAILED, console, naming_options, note_status, printable, run_click
+from anatomy.cli.common import DONE, FAILED, console, naming_options, note_status, note_trap, printable, run_click
 from anatomy.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def command(
         _check_can_speak(speaker, prompt, f"{str(speaker.run.folder)!r}: " if len(runs) > 1 else "")
     for run in runs:
         note_status(run.folder, run.status)
+        note_trap(run.folder, run.record)
     _note_beyond_training(runs, window)
     _note_stops(runs, stops)
 
