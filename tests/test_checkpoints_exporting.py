@@ -236,11 +236,12 @@ def test_files_are_what_older_readers_want(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_file_of_mixed_numbers_is_aligned_and_comes_back(tmp_path: Path) -> None:
-    folder, _ = saved(tmp_path / "theirs", "llama")
+    folder, _ = saved(tmp_path / "theirs", "llama-biases")
 
     def mix(tensors: dict[str, torch.Tensor]) -> None:
-        for name in list(tensors)[::2]:
-            tensors[name] = tensors[name].bfloat16()
+        for name in tensors:
+            if name.endswith(".bias"):  # some have an odd number of values
+                tensors[name] = tensors[name].bfloat16()
         tensors["model.norm.weight"] = tensors["model.norm.weight"].half()
 
     rewrite(folder, mix)

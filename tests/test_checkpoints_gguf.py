@@ -259,8 +259,8 @@ HOSTILE = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_header_is_refused_at_once(tmp_path: Path, what: str) -> None:
     (tmp_path / "hostile.gguf").write_bytes(HOSTILE[what])
-    said = fault(tmp_path / "hostile.gguf")
-    assert "no GGUF file, or a damaged one" in said or "is not supported; it can be" in said
+    told = "is not supported; it can be" if "architecture" in what else "no GGUF file, or a damaged one"
+    assert told in fault(tmp_path / "hostile.gguf")
 
 
 def test_a_long_header_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

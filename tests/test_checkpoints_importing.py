@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from anatomy.checkpoints.converting import NotTheSame, convert
 from anatomy.checkpoints.importing import read_source
-from anatomy.checkpoints.parity import Parity
+from anatomy.checkpoints.parity import Parity, num_positions
 from anatomy.errors import UserError
 from anatomy.loading import load
 
@@ -83,6 +83,17 @@ def test_the_text_of_the_gate_outgrows_the_window(tmp_path: Path, kind: str) -> 
     for other in (size - 1, size + 1):
         with pytest.raises(NotTheSame):
             convert_with(folder, tmp_path / f"ours-{other}", sliding_window=other)
+
+
+@pytest.mark.parametrize(
+    ("window", "context", "positions"),
+    [(None, 128, 64), (None, 40, 40), (7, 128, 64), (60, 128, 76), (100, 128, 116), (100, 110, 110), (4096, 8192, 64)],
+)
+def test_the_gate_reads_no_more_than_it_needs_and_there_is(
+    tmp_path: Path, window: int | None, context: int, positions: int
+) -> None:
+    folder, _ = saved(tmp_path / "theirs", "mistral", sliding_window=window, max_position_embeddings=context)
+    assert num_positions(read_source(folder).composition) == positions
 
 
 @pytest.mark.parametrize(
