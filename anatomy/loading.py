@@ -217,7 +217,7 @@ def _load_imported(folder: Path, weights: Weights, device: torch.device) -> Load
         raise _fault(path, "in its composition: model.vocab_size is null; it is damaged")
     if weights != "last":
         _check_weights(weights)
-        raise _fault(folder, 'an imported model has one set of weights; leave --weights out, or weights="best"')
+        raise _fault(folder, "no best weights: an imported model has one set; leave weights out")
     model = _model(path, composition, num_ids, folder / WEIGHT_FILES["last"], THEIRS)
     vocabulary = _tokens(folder, record, num_ids)
     return LoadedModel(folder, record, composition, model.to(device), vocabulary)
@@ -345,7 +345,7 @@ def no_run(folder: Path) -> str:
     """One line for a path that leads to no run: what is there, and what to type instead."""
     where = repr(str(folder))
     if isfile(folder) and folder.suffix == ".gguf":
-        return f"{where}: is a published model, to be imported first; type: anatomy-convert {where} DST"
+        return f"{where}: is a published model; type: anatomy-convert {where} DST"
     if isfile(folder):
         run = folder.parent if exists(folder.parent / RECORD_FILE) else "outputs/runs/NAME"
         return f"{where}: is a file; type the folder of a run, such as {str(run)!r}"
@@ -358,7 +358,7 @@ def no_run(folder: Path) -> str:
     if isdir(runs):
         return f"{where}: holds the runs of many studies; type one of them, {_example(runs, _folders(runs))}"
     if exists(folder / "config.json"):
-        return f"{where}: is a published model, to be imported first; type: anatomy-convert {where} DST"
+        return f"{where}: is a published model; type: anatomy-convert {where} DST"
     if any(exists(folder / name / RECORD_FILE) for name in _folders(folder)):
         return f"{where}: is the folder of all runs; type one of them, {_example(folder, _folders(folder))}"
     return f"{where}: holds no run (no result.json); type the folder of a run, such as outputs/runs/NAME"

@@ -7,12 +7,15 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from made_models import END, NUM_TOKENS, byte_level, imported
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_runner import job
 
@@ -20,11 +23,12 @@ import anatomy
 from anatomy import weights
 from anatomy.errors import UserError, one_line
 from anatomy.evaluation import NUM_FINAL_WINDOWS, mean_nats, window_losses
-from anatomy.loading import LoadedRun, load
+from anatomy.loading import LoadedModel, LoadedRun, load
 from anatomy.runner import Job, run
 from anatomy.runs import owned
 from anatomy.sample import sample
 from anatomy.sampling import Knobs
+from anatomy.tokens import Tokens
 
 HUGE = 10**9
 WORDS = ("base=llama", "train.steps=4", "train.eval_every=2", "train.dropout=0.2")
@@ -446,7 +450,8 @@ def test_sizes_that_the_weights_do_not_have_are_refused_before_a_model_is_made(
     edit(folder / "result.json", lambda record: record["config"]["model"].update({key: size, "n_head": 1}))
     monkeypatch.setattr("anatomy.loading.build_model", lambda *_: pytest.fail("a model was made"))
     what = "the vocabulary" if key == "vocab_size" else f"model.{key}"
-    assert f"weights of another model: {what} is " in (message := fault(folder)) and f"in its record {size:,}" in message
+    message = fault(folder)
+    assert f"weights of another model: {what} is " in message and f"in its record {size:,}" in message
 
 
 @pytest.mark.parametrize(
@@ -492,3 +497,134 @@ def test_a_vocabulary_of_another_size_is_refused(folder: Path) -> None:
 def test_others_words_are_cut_and_act_on_no_terminal() -> None:
     assert one_line("a\x1b[2J\nb\u202e\ud800é") == r"a\x1b[2J\nb\u202e\ud800é"
     assert one_line("x" * 400, 10) == "x" * 9 + "…" and one_line("x" * 10, 10) == "x" * 10
+
+
+# ------------------------------------------------------------------------------------------------ imported models
+
+
+def test_an_imported_model_is_opened_and_speaks_its_tokens(tmp_path: Path) -> None:
+    expected = imported(tmp_path / "model", tokenizer=byte_level(), start_id=5)
+    opened = load(tmp_path / "model")
+    model, vocabulary = opened
+    assert type(opened) is LoadedModel and isinstance(vocabulary, Tokens) and len(vocabulary) == NUM_TOKENS
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
+    assert not any(module.training for module in model.modules())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert (opened.context, opened.eval_len, opened.status, vocabulary.start_ids) == (11, 11, None, [5])
+    assert opened.labels == opened.composition.parts and opened.record["family"] == "llama"
+    (made,) = opened.sample("the key", num_tokens=9, stop=(END,))
+    assert made.text.startswith("the key") and made.continuation
+    ids = torch.from_numpy(vocabulary.encode("the key"))[None].long()
+    torch.testing.assert_close(model(ids), expected(ids), rtol=0, atol=0)
+
+
+def test_whatever_a_file_keeps_the_model_is_float32(tmp_path: Path) -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    expected = imported(tmp_path / "model", dtypes=dtypes)
+    model, vocabulary = load(tmp_path / "model")
+    assert vocabulary is None
+    assert {str(tensor.dtype) for tensor in load_file(tmp_path / "model" / "model.safetensors").values()} == {
+        str(dtype) for dtype in dtypes
+    }
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
+
+
+def test_a_run_keeps_float32_alone_and_an_imported_model_no_other_numbers(folder: Path, tmp_path: Path) -> None:
+    name = "final_norm.gain"
+    imported(tmp_path / "model")
+    for where, said in ((folder, "not F32: "), (tmp_path / "model", "not F32 or F16 or BF16: ")):
+        file = where / "model.safetensors"
+        tensors = load_file(file)
+        save_file(tensors | {name: tensors[name].double()}, file)
+        assert fault(where).endswith(f"{said}'{name}' F64")
+
+
+@pytest.mark.parametrize("head_width", [None, 10])
+def test_heads_may_have_a_width_of_their_own(tmp_path: Path, head_width: int | None) -> None:
+    words = () if head_width is None else (f"model.head_width={head_width}",)
+    imported(tmp_path / "model", *words)
+    assert load(tmp_path / "model").model.blocks[0].attn.head_width == (head_width or 6)
+
+
+def test_a_model_without_a_tokenizer_computes_and_says_that_it_cannot_speak(tmp_path: Path) -> None:
+    imported(tmp_path / "model")
+    opened = load(tmp_path / "model")
+    assert opened.model(torch.zeros(1, 3, dtype=torch.long)).shape == (1, 3, NUM_TOKENS)
+    with pytest.raises(UserError, match=r"^'.*model': came without a tokenizer \(no tokenizer.json\)"):
+        opened.sample("the")
+
+
+def test_of_a_long_context_an_evaluation_takes_a_part(tmp_path: Path) -> None:
+    imported(tmp_path / "model", "model.ctx_len=8192")
+    opened = load(tmp_path / "model")
+    assert (opened.context, opened.eval_len) == (8192, 1024)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda content: content.clear(), "not a model of schema 1"),
+        (lambda content: content.update(schema=2), "not a model of schema 1"),
+        (lambda content: content.pop("composition"), "holds no composition"),
+        (lambda content: content["composition"].pop("ffn"), "in its composition: ffn: missing"),
+        (lambda content: content["composition"]["pos"].update(theta="x\x1b"), "pos.theta"),
+        (lambda content: content["composition"]["pos"].update({"class": "os.system"}), "not a class of this axis"),
+        (lambda content: content["composition"]["model"].update(vocab_size=None), "model.vocab_size is null"),
+        (lambda content: content["composition"]["model"].update(n_head=7), "n_head does not divide model.d_model"),
+        (lambda content: content["composition"]["model"].update(n_layer=HUGE), "model.n_layer is 3, in its record"),
+        (lambda content: content["composition"]["model"].update(vocab_size=HUGE), "the vocabulary is 307"),
+        (lambda content: content["composition"]["model"].update(head_width=1, n_head=HUGE), "times model.head_width"),
+        (lambda content: content["composition"]["ffn"].update(hidden=HUGE), "of another shape"),
+        (lambda content: content["composition"]["attn"].update(n_kv_head=4), "of another shape"),
+        (lambda content: content.update(start_id=307), "start_id: must be null or one of the model's 307 tokens"),
+        (lambda content: content.update(start_id=[1]), "start_id: must be null"),
+    ],
+)
+def test_a_damaged_model_json_is_refused_in_a_line(tmp_path: Path, change: Callable[[dict], object], said: str) -> None:
+    imported(tmp_path / "model", tokenizer=byte_level())
+    edit(tmp_path / "model" / "model.json", change)
+    assert said in fault(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors", "tokenizer.json"])
+def test_a_pipe_in_a_models_folder_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    imported(tmp_path / "model", tokenizer=byte_level())
+    (tmp_path / "model" / name).unlink()
+    os.mkfifo(tmp_path / "model" / name)
+    assert name in fault(tmp_path / "model")
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+    imported(tmp_path / "model", tokenizer=byte_level())
+    (tmp_path / "model" / "tokenizer.json").write_text('{"model": "\x1b"}')
+    assert fault(tmp_path / "model").startswith(f"'{tmp_path}/model/tokenizer.json': no tokenizer, or a damaged one")
+
+
+def test_an_imported_model_has_one_set_of_weights(tmp_path: Path) -> None:
+    imported(tmp_path / "model")
+    assert fault(tmp_path / "model", weights="best").endswith("an imported model has one set; leave weights out")
+    assert fault(tmp_path / "model", weights="first") == "weights='first': can be last or best"
+
+
+def test_what_is_not_imported_yet_says_how_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "some.gguf").write_bytes(b"GGUF")
+    for path in (tmp_path, tmp_path / "some.gguf"):
+        assert fault(path) == f"'{path}': is a published model; type: anatomy-convert '{path}' DST"
+
+
+def test_of_the_file_only_a_tensor_is_mapped_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported(tmp_path / "model")
+    opened: list[str] = []
+
+    @contextmanager
+    def watched(file: Path, **settings: Any) -> Iterator[Any]:
+        with safe_open(file, **settings) as sound:
+            opened.append("open")
+            yield sound
+        opened.append("closed")
+
+    monkeypatch.setattr(weights.safetensors, "safe_open", watched)
+    model, _ = load(tmp_path / "model")
+    assert opened == ["open", "closed"] * (2 + len(model.state_dict()))
