@@ -60,7 +60,7 @@ def test_the_report_command_runs_after_a_sweep(tmp_path: Path, text_file: Path) 
 def test_runs_speak_and_are_evaluated_and_opened_as_the_readme_says(tmp_path: Path, text_file: Path) -> None:
     run("anatomy-train", "-m", "base=vanilla,llama", *SMALL, "corpus=files", f"corpus.path='{text_file}'", cwd=tmp_path)
     for name in ("anatomy-sample", "anatomy-eval"):
-        (command,) = [command for command in COMMANDS if command.startswith(name)]
+        (command,) = [command for command in COMMANDS if command.startswith(f"{name} outputs")]
         known = command.replace("In the beginning", "")  # which the made-up text lacks the letters of
         expanded = subprocess.run(
             ["bash", "-c", f"printf '%s\\0' {known}"], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -72,6 +72,25 @@ def test_runs_speak_and_are_evaluated_and_opened_as_the_readme_says(tmp_path: Pa
     opened = code.replace("RUN", folder.name) + "print(sum(tensor.numel() for tensor in model.parameters()))"
     done = subprocess.run([sys.executable, "-c", opened], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert int(done.stdout) == json.loads((folder / "result.json").read_text(encoding="utf-8"))["num_params"]
+
+
+def test_the_models_side_by_side_are_those_that_the_first_explaining_command_shows(tmp_path: Path) -> None:
+    table, walk, blocks = (words for words in commands("anatomy-explain") if "--parts" not in words)
+    shown = {tuple(re.split(r"\s{2,}", line.strip())[-3:]) for line in run(*table, cwd=tmp_path).splitlines()}
+    told = re.search(r"^\| \| mini-LLaMA .*?\n\n", README, re.DOTALL | re.MULTILINE)
+    assert told
+    rows = [tuple(re.split(r" *\| *", line)[2:5]) for line in told[0].splitlines()[2:] if line]
+    assert len(rows) == 15 and set(rows) <= shown
+    assert "self_attn.q_proj" in run(*walk, cwd=tmp_path)
+    assert "67.13 M" in run(*blocks, cwd=tmp_path)
+
+
+def test_a_run_goes_to_transformers_as_the_readme_says(tmp_path: Path, text_file: Path) -> None:
+    run("anatomy-train", "base=llama", *SMALL, "corpus=files", f"corpus.path='{text_file}'", cwd=tmp_path)
+    (words,) = (words for words in commands("anatomy-convert") if words[1].startswith("outputs"))
+    (folder,) = tmp_path.glob(words[1])
+    assert "the same model" in run(words[0], str(folder), *words[2:], cwd=tmp_path)
+    assert (tmp_path / words[2] / "config.json").exists()
 
 
 def test_the_readmes_speeds_are_those_of_the_page_on_decoding() -> None:
