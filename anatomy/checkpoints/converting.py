@@ -30,7 +30,7 @@ from anatomy.config import Composition
 from anatomy.corpus import Vocabulary
 from anatomy.errors import UserError
 from anatomy.files import write_json
-from anatomy.loading import RECORD_FILE, LoadedModel, load
+from anatomy.loading import RECORD_FILE, load
 from anatomy.model import Transformer
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def convert(source: Path, folder: Path, *, verify: bool = True) -> Converted:
     Raises: UserError, one line, for what cannot be read, has no counterpart, or cannot be written; NotTheSame.
     """
     if lexists(source / RECORD_FILE) or lexists(source / MODEL_FILE):
-        return _export(load(source), folder, verify)
+        return _export(source, folder, verify)
     if source.is_dir() and not is_source(source):
         raise UserError(
             f"{str(source)!r}: holds neither a published model ({CONFIG}) nor one of ours ({RECORD_FILE} of a run, "
@@ -125,28 +125,31 @@ def tokenizer_of(published: PublishedModel) -> "Tokenizer":
     return tokenizer_of_folder(source.path, published.family)
 
 
-def _export(opened: LoadedModel, folder: Path, verify: bool) -> Converted:
+def _export(source: Path, folder: Path, verify: bool) -> Converted:
+    opened = load(source)
     if "trap" in opened.record:
-        raise UserError(f"{str(opened.folder)!r}: was loaded wrongly on purpose (--trap), so it is no model to pass on")
-    model, composition = opened.model, opened.composition
-    tensors = safetensors_of(opened.folder / WEIGHTS_FILE)
+        raise UserError(f"{str(source)!r}: was loaded wrongly on purpose (--trap), so it is no model to pass on")
+    composition, vocabulary, num_symbols = opened.composition, opened.vocabulary, opened.model.num_symbols
+    num_params = sum(opened.model.num_params_by_axis().values())
     tokens = {"bos_token_id": opened.record.get("start_id"), "eos_token_id": opened.record.get("end_ids") or None}
+    del opened  # it is opened again for the comparison, and not held beside the model of transformers
+    tensors = safetensors_of(source / WEIGHTS_FILE)
     with new_folder(folder) as filled:
-        config = write_published(composition, model.num_symbols, tensors, filled, tokens)
-        if isinstance(opened.vocabulary, Vocabulary):
-            tokenizer_of_chars(opened.vocabulary.chars).save(str(filled / TOKENIZER_FILE))
-        elif opened.vocabulary is not None:
-            read_tokenizer(opened.folder / TOKENIZER_FILE).save(str(filled / TOKENIZER_FILE))
-        if opened.vocabulary is not None:
+        config = write_published(composition, num_symbols, tensors, filled, tokens)
+        if isinstance(vocabulary, Vocabulary):
+            tokenizer_of_chars(vocabulary.chars).save(str(filled / TOKENIZER_FILE))
+        elif vocabulary is not None:
+            read_tokenizer(source / TOKENIZER_FILE).save(str(filled / TOKENIZER_FILE))
+        if vocabulary is not None:
             write_json(filled / TOKENIZER_CONFIG, dict(CHARS_CONFIG))
-        parity, unchecked = _checked(verify, lambda: model, lambda: open_folder(filled), composition)
+        parity, unchecked = _checked(verify, lambda: load(source).model, lambda: open_folder(filled), composition)
     return Converted(
         False,
         config["model_type"],
         composition.parts,
-        sum(model.num_params_by_axis().values()),
+        num_params,
         sorted({tensor.dtype for tensor in tensors.values()}),
-        "none" if opened.vocabulary is None else f"{len(opened.vocabulary):,} {opened.vocabulary.unit}s",
+        "none" if vocabulary is None else f"{len(vocabulary):,} {vocabulary.unit}s",
         parity,
         unchecked,
     )

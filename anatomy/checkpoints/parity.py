@@ -66,6 +66,18 @@ def num_positions(composition: Composition) -> int:
     return min(max(NUM_POSITIONS, beyond), composition.model.ctx_len)
 
 
+@contextmanager
+def _half_the_threads() -> Iterator[None]:
+    """Compute with half of the threads: where cores are busy, single tokens on all of them took three times as long."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, num_threads // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@_half_the_threads()
 @torch.inference_mode()
 def compare(ours: Callable[[], Transformer], theirs: Callable[[], Any], composition: Composition) -> Parity:
     """Compare the logits of two models. Each is opened when its turn comes, so that one of them is held at a time."""

@@ -162,13 +162,19 @@ def safetensors_of(file: Path) -> Tensors:
         names = opened.keys()
         headers = {name: opened.get_slice(name) for name in names}
         return {
-            name: StoredTensor(tuple(header.get_shape()), header.get_dtype(), partial(opened.get_tensor, name))
+            name: StoredTensor(tuple(header.get_shape()), header.get_dtype(), partial(_from_safetensors, file, name))
             for name, header in headers.items()
         }
     except OSError as error:
         raise UserError(f"{where}: cannot be read ({one_line(error.strerror or str(error))})") from None
     except safetensors.SafetensorError as error:
         raise UserError(f"{where}: no safetensors file, or a damaged one ({one_line(str(error))})") from None
+
+
+def _from_safetensors(file: Path, name: str) -> Tensor:
+    """A view of one tensor. The file is mapped anew: what was read of a map stays in memory as long as the map."""
+    with safetensors.safe_open(file, framework="pt") as opened:
+        return opened.get_tensor(name)
 
 
 STORAGES = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
