@@ -151,7 +151,7 @@ def test_every_claim_and_its_verdict_are_those_of_the_parts_and_of_the_example_r
 
 def test_every_lab_has_a_page_with_its_command_and_every_page_its_lab() -> None:
     labs = {name for name in options("study") if name.startswith("lab_")}
-    pages = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "labs").glob("*.md")}
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "labs").glob("lab_*.md")}
     assert set(pages) == labs
     for name, page in pages.items():
         assert f"anatomy-train study={name}" in page

@@ -67,7 +67,7 @@ def num_positions(composition: Composition) -> int:
 
 
 @contextmanager
-def _half_the_threads() -> Iterator[None]:
+def half_the_threads() -> Iterator[None]:
     """Compute with half of the threads: where cores are busy, single tokens on all of them took three times as long."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(max(1, num_threads // 2))
@@ -77,7 +77,7 @@ def _half_the_threads() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-@_half_the_threads()
+@half_the_threads()
 @torch.inference_mode()
 def compare(ours: Callable[[], Transformer], theirs: Callable[[], Any], composition: Composition) -> Parity:
     """Compare the logits of two models. Each is opened when its turn comes, so that one of them is held at a time."""

@@ -20,6 +20,7 @@ from anatomy.build import build_model
 from anatomy.checkpoints.converting import write_tokenizer
 from anatomy.checkpoints.importing import MODEL_FILE, PublishedModel, read_source, write_model
 from anatomy.checkpoints.names import half_split
+from anatomy.checkpoints.parity import half_the_threads
 from anatomy.checkpoints.sources import DTYPES, StoredTensor
 from anatomy.checkpoints.writing import new_folder
 from anatomy.errors import UserError
@@ -28,6 +29,8 @@ from anatomy.loading import RECORD_FILE
 from anatomy.model import NORMAL_STD, Transformer
 from anatomy.parts.pos import RoPE
 from anatomy.sampling import Knobs, Stream, next_ids
+
+SEED_OF_OUTPUT = 902_134  # as good as any, but for those that an embedding may well have been drawn from
 
 Tensors = Mapping[str, StoredTensor]
 
@@ -145,7 +148,8 @@ def _other_output(published: PublishedModel) -> Tensors:
     (dtype,) = (dtype for dtype, name in DTYPES.items() if name == embed.dtype)
 
     def start() -> Tensor:
-        return (NORMAL_STD * torch.randn(embed.shape, generator=torch.Generator().manual_seed(0))).to(dtype)
+        generator = torch.Generator().manual_seed(SEED_OF_OUTPUT)
+        return (NORMAL_STD * torch.randn(embed.shape, generator=generator)).to(dtype)
 
     return {"output.weight": embed._replace(read=start)}
 
@@ -268,6 +272,7 @@ def filled(published: PublishedModel) -> Transformer:
     return model.eval().requires_grad_(False)
 
 
+@half_the_threads()
 @torch.inference_mode()
 def read(model: Transformer, ids: Sequence[int], context: int, prompt: Sequence[int], num_written: int) -> Outcome:
     """Let a model read a text, `context` tokens at once at most, and go on with a prompt, the likeliest each time."""
@@ -297,6 +302,7 @@ def cost(wrong: Outcome, right: Outcome) -> Cost:
     )
 
 
+@half_the_threads()
 @torch.inference_mode()
 def go_on(model: Transformer, ids: Sequence[int], num_tokens: int, *, temperature: float, seed: int = 0) -> list[int]:
     """What a model writes behind some tokens. By the model itself: what makes decoding fast copies its weights."""

@@ -24,7 +24,7 @@ first to bear no houses, so that people who crossed could see the water on both 
 there, lean on the wall and watch the boats go by under their feet.
 """
 PROMPT = "The capital of France is"
-CONTINUED_TOKENS = 12
+CONTINUED_TOKENS = 16
 WRITTEN_TOKENS = 96  # of a text that the model writes itself
 ALL = "all"
 
@@ -64,9 +64,9 @@ def spring(
         write_wrong(published, traps[0], Path(folder))
     held = in_memory(published)
     right_model = filled(held)
-    reading = _reading(published, right_model, text, prompt)
-    given = reading.ids, published.composition.model.ctx_len, reading.prompt_ids, CONTINUED_TOKENS
     try:
+        reading = _reading(published, right_model, text, prompt)
+        given = reading.ids, published.composition.model.ctx_len, reading.prompt_ids, CONTINUED_TOKENS
         right = read(right_model, *given)
         wrong = {trap: read(filled(trap.spoil(held)), *given) for trap in traps if not trap.spared(published)}
     except NotFinite as error:
