@@ -77,21 +77,30 @@ def probabilities(logits_BV: NDArray[np.float64], knobs: Knobs) -> NDArray[np.fl
     Numerics: the likeliest token has weight exp(0) at whatever temperature, so nothing overflows: towards 0 only it and
               its equals keep a share.
     """
-    with np.errstate(over="ignore"):  # far below the likeliest, at a tiny temperature: -inf, whose weight is 0
-        weights_BV = np.exp((logits_BV - logits_BV.max(-1, keepdims=True)) / knobs.temperature)
+    likeliest_B1 = logits_BV.max(-1, keepdims=True)
+    weights_BV = _weights(logits_BV, likeliest_B1, knobs.temperature)
     if knobs.top_k is not None or knobs.top_p is not None:
-        order_BV = np.argsort(-logits_BV, axis=-1, kind="stable")  # not of the weights: heat may make those equal
-        ranked_BV = np.take_along_axis(weights_BV, order_BV, axis=-1)
-        if knobs.top_k is not None:
-            ranked_BV[:, knobs.top_k :] = 0.0
+        ranked_BV = np.sort(logits_BV, axis=-1)[:, ::-1]  # not the weights: heat may make those equal
+        ranked_BV = ranked_BV[:, : knobs.top_k]
+        num_kept_B = np.full(len(ranked_BV), ranked_BV.shape[1])
         if knobs.top_p is not None and knobs.top_p < 1:
-            mass_BV = ranked_BV.cumsum(-1)
-            is_beyond_BV = mass_BV[:, :-1] >= knobs.top_p * mass_BV[:, -1:]  # those before have reached it
-            ranked_BV[:, 1:][is_beyond_BV] = 0.0
-        np.put_along_axis(weights_BV, order_BV, ranked_BV, axis=-1)
+            mass_BV = _weights(ranked_BV, likeliest_B1, knobs.temperature).cumsum(-1)
+            num_kept_B = 1 + (mass_BV[:, :-1] < knobs.top_p * mass_BV[:, -1:]).sum(-1)  # those that had not reached it
+        last_B1 = np.take_along_axis(ranked_BV, num_kept_B[:, None] - 1, axis=-1)
+        weights_BV[logits_BV < last_B1] = 0.0
+        is_last_BV = logits_BV == last_B1
+        num_last_B = num_kept_B - (logits_BV > last_B1).sum(-1)  # of those equal to the last
+        weights_BV[is_last_BV & (is_last_BV.cumsum(-1) > num_last_B[:, None])] = 0.0
     if knobs.min_p is not None:
         weights_BV[weights_BV < knobs.min_p] = 0.0  # the likeliest weighs 1
     return weights_BV / weights_BV.sum(-1, keepdims=True)
+
+
+def _weights(
+    logits_BV: NDArray[np.float64], likeliest_B1: NDArray[np.float64], temperature: float
+) -> NDArray[np.float64]:
+    with np.errstate(over="ignore"):  # far below the likeliest, at a tiny temperature: -inf, whose weight is 0
+        return np.exp((logits_BV - likeliest_B1) / temperature)
 
 
 def next_ids(logits_BV: Tensor, knobs: Knobs, streams: Sequence[Stream]) -> list[int]:
