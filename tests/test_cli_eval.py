@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from made_models import NUM_TOKENS, byte_level, imported
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
@@ -24,6 +26,7 @@ from anatomy.loading import load
 from anatomy.rungs import ngram_losses, xz_nats_per_char
 from anatomy.runs import read_record
 from anatomy.scoring import Windows, target_losses
+from anatomy.tokens import Tokens
 
 CTX_LEN = 16
 SMALL = ("model.d_model=24", "model.n_layer=1", f"model.ctx_len={CTX_LEN}", "train.batch_size=8", "train.eval_every=20")
@@ -409,3 +412,92 @@ def test_help_and_version_import_nothing_heavy() -> None:
         code += "try: main()\nfinally: print(sorted({'torch', 'numpy', 'rich.table'} & set(sys.modules)))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == 0 and done.stdout.endswith("[]\n"), done.stdout + done.stderr
+
+
+# ------------------------------------------------------------------------------------------------ imported models
+
+WORDS = "the norm of a key, 中文 and é 🙂\n" * 9
+
+
+@pytest.fixture
+def words_file(tmp_path: Path) -> Path:
+    (tmp_path / "words.txt").write_text(WORDS, encoding="utf-8")
+    return tmp_path / "words.txt"
+
+
+@pytest.mark.parametrize("marks_beginning", [False, True])
+def test_an_imported_model_is_scored_by_token_and_its_bits_are_by_character(
+    tmp_path: Path, words_file: Path, shell: Shell, marks_beginning: bool
+) -> None:
+    tokenizer = byte_level(marks_beginning=marks_beginning)
+    model = imported(tmp_path / "model", tokenizer=tokenizer)
+    ids = torch.from_numpy(Tokens(tokenizer, NUM_TOKENS).encode(WORDS)).long()
+    nats = []
+    for start in range(0, len(ids) - 1, 11):  # each window anew, and nothing before it
+        window = ids[start : start + 12]
+        logits = model(window[None, :-1])[0]
+        nats.append(torch.nn.functional.cross_entropy(logits, window[1:], reduction="sum").item())
+    found = shell.json(tmp_path / "model", "--text", words_file)
+    assert found.keys() >= KEYS and (found["unit"], found["status"], found["recorded"]) == ("token", None, None)
+    assert found["num_targets"] == len(ids) - 1 and found["num_chars"] == len(WORDS)
+    assert found["loss_nats"] == pytest.approx(sum(nats) / found["num_targets"], rel=1e-6)
+    num_chars = len(WORDS) - (0 if marks_beginning else len("the"))
+    assert tokenizer.decode(ids[:1].tolist(), skip_special_tokens=False) == ("<|end|>" if marks_beginning else "the")
+    assert found["bits_per_char"] == pytest.approx(sum(nats) / math.log(2) / num_chars, rel=1e-6)
+    num_bytes = len(WORDS.encode()) - (len(WORDS) - num_chars)
+    assert found["bits_per_byte"] == pytest.approx(sum(nats) / math.log(2) / num_bytes, rel=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss_nats"]))
+    assert found["chars_per_target"] == num_chars / found["num_targets"]
+
+
+def test_beside_an_imported_model_stands_no_table_but_xz_in_the_same_units(
+    tmp_path: Path, words_file: Path, shell: Shell
+) -> None:
+    imported(tmp_path / "model", tokenizer=byte_level())
+    found = shell.json(tmp_path / "model", "--text", words_file)
+    assert found["rung"] is None and {found["rungs"][str(n)] for n in range(1, 7)} == {None}
+    assert found["rungs"]["xz"] == pytest.approx(xz_nats_per_char(WORDS) * found["chars_per_target"])
+    (note,) = found["notes"]
+    assert note.startswith("no n-gram tables") and note.endswith("an imported model has no text of its own")
+    out, _ = shell(tmp_path / "model", "--text", words_file)
+    head, *_ = (line.split() for line in out.splitlines() if "perplexity" in line)
+    assert head[-4:] == ["nats/token", "bits/char", "bits/byte", "perplexity"]
+    assert f"{found['num_targets']:,} tokens predicted" in out and "-gram table " not in out
+
+
+def test_an_imported_model_needs_a_text_and_a_tokenizer(tmp_path: Path, words_file: Path, shell: Shell) -> None:
+    imported(tmp_path / "model", tokenizer=byte_level())
+    said = shell.refused(tmp_path / "model")
+    assert "an imported model has no text of its own" in said and said.endswith("type: --text PATH\n")
+    imported(tmp_path / "mute")
+    assert "came without a tokenizer" in shell.refused(tmp_path / "mute", "--text", words_file)
+    (tmp_path / "one.txt").write_text("the")
+    assert "a lone token leaves nothing" in shell.refused(tmp_path / "model", "--text", tmp_path / "one.txt")
+
+
+def test_a_long_context_is_read_in_windows_of_1024_tokens_and_that_is_stated(
+    tmp_path: Path, words_file: Path, shell: Shell
+) -> None:
+    imported(tmp_path / "model", "model.ctx_len=8192", tokenizer=byte_level())
+    found = shell.json(tmp_path / "model", "--text", words_file)
+    assert (found["length"], found["stride"], list(found["by_length"])) == (1024, 1024, ["1024"])
+
+
+def test_few_logits_are_in_memory_at_once_and_the_loss_is_the_same(
+    tmp_path: Path, words_file: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported(tmp_path / "model", tokenizer=byte_level())
+    words = (tmp_path / "model", "--text", words_file, "--length", "64")
+    whole = shell.json(*words)["loss_nats"]
+    made: list[int] = []
+    linear = torch.nn.functional.linear
+
+    def watched(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        y = linear(x, weight, bias)
+        made.append(y.numel() if len(weight) == NUM_TOKENS else 0)
+        return y
+
+    monkeypatch.setattr("anatomy.model.MAX_LOGITS", 10 * NUM_TOKENS)
+    monkeypatch.setattr(torch.nn.functional, "linear", watched)
+    assert shell.json(*words)["loss_nats"] == pytest.approx(whole, rel=1e-6)
+    assert 0 < max(made) <= 10 * NUM_TOKENS

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import write_text
+from made_models import END, NUM_TOKENS, byte_level, imported
 from safetensors.torch import load_file, save_file
 from test_runner import job
 
@@ -26,6 +27,7 @@ from anatomy.corpus import Vocabulary
 from anatomy.runner import run
 from anatomy.sample import MAX_SEED, SAMPLE_CHARS
 from anatomy.sampling import DEFAULT_KNOBS
+from anatomy.tokens import HALF, Tokens
 
 COMMAND = [sys.executable, "-m", "anatomy.cli.sample"]
 CTX_LEN = 16
@@ -403,3 +405,98 @@ def test_a_run_whose_vocabulary_has_no_line_end_starts_an_empty_prompt_somewhere
     assert Vocabulary.load(made.folder / "vocab.json").chars[0] == " "
     behind = say(str(made.folder), "--prompt", " ").out
     assert say(str(made.folder)).out == behind[1:]
+
+
+# ------------------------------------------------------------------------------------------------ imported models
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("imported") / "model"
+    imported(folder, "model.ctx_len=24", tokenizer=byte_level())
+    return str(folder)
+
+
+def test_an_imported_model_speaks_as_many_tokens_as_asked_and_its_text_comes_whole(
+    model: str, say: Callable[..., Done]
+) -> None:
+    words = (model, "--prompt", "the key 中", "--tokens", "40", "--temperature", "1", "--seed", "3")
+    (row,) = samples(say(*words, "--json"))
+    assert (row["num_tokens"], row["window"], row["status"], row["run"]) == (40, 24, None, "model")
+    assert row["text"] == row["prompt"] + row["continuation"] and len(row["continuation"]) != 40
+    assert row["is_cut"] and row["kv_cache_bytes"] > 0
+    assert say(*words).out == row["text"] + "\n"
+    note = say(*words).err
+    assert note.count("note:") == 1 and "outgrew the window of 24 tokens; from then on only its last 12 to 24" in note
+
+
+def test_a_stop_inside_a_token_or_across_tokens_ends_the_text_there(model: str, say: Callable[..., Done]) -> None:
+    words = (model, "--prompt", "the key", "--tokens", "40", "--temperature", "1", "--json")
+    whole = samples(say(*words))[0]["continuation"]
+    codec = Tokens(byte_level(), NUM_TOKENS)
+    for begin in range(0, len(whole) - 3, 5):
+        stop = whole[begin : begin + 3]
+        (row,) = samples(say(*words, "--stop", stop))
+        assert row["continuation"] == whole[: whole.index(stop) + 3]
+        assert row["num_tokens"] <= 40
+    assert codec.unknown(whole) == [] and HALF not in say(*words[:-1], "--stop", whole[:3]).out
+
+
+def test_a_token_for_an_end_is_written_as_it_is_spelled_and_stops_where_asked(
+    tmp_path: Path, say: Callable[..., Done]
+) -> None:
+    expected = imported(tmp_path / "model", tokenizer=byte_level())
+    words = (str(tmp_path / "model"), "--prompt", "the", "--temperature", "3", "--tokens", "400", "--num-samples", "9")
+    assert expected.num_symbols == NUM_TOKENS
+    rows = samples(say(*words, "--json"))
+    assert all(row["num_tokens"] == 400 for row in rows) and any(END in row["continuation"] for row in rows)
+    for row, stopped in zip(rows, samples(say(*words, "--stop", END, "--json")), strict=True):
+        before, end, _ = row["continuation"].partition(END)
+        assert stopped["continuation"] == before + end
+
+
+def test_runs_and_imported_models_speak_below_each_other(
+    runs: tuple[str, str], model: str, say: Callable[..., Done]
+) -> None:
+    words = ("--prompt", "the", "--tokens", "5")
+    done = say(runs[0], model, *words)
+    alone = [say(folder, *words).out for folder in (runs[0], model)]
+    first, second = (part for part in done.out.split("== ") if part)
+    assert "pos=learned" in first and "pos=rope" in second
+    assert [first.partition(" ==\n")[2], second.partition(" ==\n")[2]] == [f"{alone[0]}\n", f"{alone[1]}\n"]
+    assert "seed" in first.partition("==")[0] and "seed" not in second.partition("==")[0]
+
+
+def test_an_empty_prompt_begins_where_the_model_says(tmp_path: Path, say: Callable[..., Done]) -> None:
+    starts = {}
+    for start_id in (None, 0, 5):
+        folder = tmp_path / str(start_id)
+        imported(folder, tokenizer=byte_level(), start_id=start_id)
+        starts[start_id] = say(str(folder), "--tokens", "20", "--temperature", "0").out
+    assert len(set(starts.values())) == 3
+    assert "\n" + starts[None] == say(str(tmp_path / "0"), "--prompt", "\n", "--tokens", "20", "--temperature", "0").out
+
+
+def test_a_model_without_a_tokenizer_says_so_in_a_line(tmp_path: Path, say: Callable[..., Done]) -> None:
+    imported(tmp_path / "mute")
+    done = say(str(tmp_path / "mute"), "--prompt", "the")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert done.err.startswith(f"'{tmp_path}/mute': came without a tokenizer (no tokenizer.json)")
+
+
+def test_a_context_of_many_thousands_costs_only_what_is_written(tmp_path: Path, say: Callable[..., Done]) -> None:
+    imported(tmp_path / "long", "model.ctx_len=1000000000", tokenizer=byte_level())
+    (row,) = samples(say(str(tmp_path / "long"), "--prompt", "the", "--tokens", "9", "--json"))
+    assert row["window"] == 10**9 and row["kv_cache_bytes"] < 10**5
+
+
+def test_tokens_come_as_they_are_drawn(model: str) -> None:
+    words = [*COMMAND, model, "--prompt", "the key", "--tokens", "900000"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        begun = os.read(process.stdout.fileno(), 1 << 16)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and not errors.strip()
+    assert begun.startswith(b"the key") and (begun + rest).decode("utf-8").endswith("\n")
