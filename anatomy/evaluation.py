@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from anatomy.corpus import Corpus
-from anatomy.model import Transformer, autocast
+from anatomy.model import MAX_LOGITS, Transformer, autocast
 
 NUM_CURVE_WINDOWS = 200
 NUM_FINAL_WINDOWS = 1600
@@ -55,7 +55,7 @@ def window_losses(
     device = model.embed.weight.device
     first = 0 if num_last is None else length - num_last
     losses = np.empty((len(starts), length - first), dtype=np.float32)
-    num_at_once = num_at_once or max(1, EVAL_TOKENS // length)
+    num_at_once = min(num_at_once or max(1, EVAL_TOKENS // length), max(1, MAX_LOGITS // model.num_symbols))
     with evaluating(model), autocast(device, dtype):
         for begin in range(0, len(starts), num_at_once):
             inputs, targets = text.batch_at(starts[begin : begin + num_at_once], length)

@@ -483,11 +483,12 @@ def test_a_long_context_is_read_in_windows_of_1024_tokens_and_that_is_stated(
     assert (found["length"], found["stride"], list(found["by_length"])) == (1024, 1024, ["1024"])
 
 
+@pytest.mark.parametrize("length", [1, 64])
 def test_few_logits_are_in_memory_at_once_and_the_loss_is_the_same(
-    tmp_path: Path, words_file: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, words_file: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     imported(tmp_path / "model", tokenizer=byte_level())
-    words = (tmp_path / "model", "--text", words_file, "--length", "64")
+    words = (tmp_path / "model", "--text", words_file, "--length", length)
     whole = shell.json(*words)["loss_nats"]
     made: list[int] = []
     linear = torch.nn.functional.linear
@@ -497,7 +498,8 @@ def test_few_logits_are_in_memory_at_once_and_the_loss_is_the_same(
         made.append(y.numel() if len(weight) == NUM_TOKENS else 0)
         return y
 
-    monkeypatch.setattr("anatomy.model.MAX_LOGITS", 10 * NUM_TOKENS)
+    for module in ("model", "evaluation"):
+        monkeypatch.setattr(f"anatomy.{module}.MAX_LOGITS", 10 * NUM_TOKENS)
     monkeypatch.setattr(torch.nn.functional, "linear", watched)
     assert shell.json(*words)["loss_nats"] == pytest.approx(whole, rel=1e-6)
     assert 0 < max(made) <= 10 * NUM_TOKENS
