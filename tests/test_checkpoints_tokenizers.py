@@ -240,6 +240,15 @@ def damaged_files() -> dict[str, bytes]:
         ),
         "merges of nothing": changed(model={**sound["model"], "merges": [["x", "yyy"]]}),
         "negative numbers": changed(model={**sound["model"], "vocab": {"a": -1}}),
+        "what panics as it is read": changed(model={**sound["model"], "continuing_subword_prefix": "x" * 40}),
+        "what panics at a text": changed(
+            post_processor={
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "none", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            }
+        ),
         "huge numbers": changed(model={**sound["model"], "vocab": {"a": 2**64}}),
     }
 

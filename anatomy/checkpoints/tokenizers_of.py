@@ -3,8 +3,9 @@
 All are `tokenizers.Tokenizer`, the kind that a tokenizer.json holds. Files are data: nothing in them is executed.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,10 @@ def read_tokenizer(file: Path) -> Tokenizer:
     """The tokenizer in a tokenizer.json. Raises UserError, one line, if the file is absent or damaged."""
     raw = _read(file)
     with _damage_told(file):
-        return Tokenizer.from_buffer(raw)
+        tokenizer = Tokenizer.from_buffer(raw)
+        with suppress(Exception):  # it need not know this character; but some damage shows at the first text alone
+            tokenizer.encode("a")
+        return tokenizer
 
 
 def _gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
@@ -85,13 +89,20 @@ def _read(file: Path) -> bytes:
 
 @contextmanager
 def _damage_told(file: Path) -> Iterator[None]:
-    """What the library says of a file, in one line. Some faults it has panic, which is no Exception of Python's."""
+    """What the library says of a file, in one line. Some faults it has panic: those are no Exception of Python's, and
+    are written to the descriptor of standard error, past Python, which is why it leads nowhere meanwhile."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
+        os.dup2(nowhere, 2)
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         raise UserError(f"{str(file)!r}: no tokenizer, or a damaged one ({one_line(str(error), 120)})") from None
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 # ------------------------------------------------------------------------------------------------ of a GGUF
