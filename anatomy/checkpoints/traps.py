@@ -1,4 +1,4 @@
-"""Five ways to load a checkpoint wrongly. Nothing fails: every tensor is there, of the right name and the right shape.
+"""Five ways to load a checkpoint wrongly. Every shape fits, so nothing fails.
 
 Each is told as what it makes of the tensors, so that a wrong model is a model like any other: it can be scored, asked
 to speak, and written to a folder.
