@@ -12,8 +12,9 @@ from omegaconf import OmegaConf
 from anatomy.about import top_comment
 from anatomy.axes import BASES
 from anatomy.build import part_faults
+from anatomy.checkpoints.config_json import config_json_of
 from anatomy.checkpoints.field_table import FAMILIES, MAX_SIZES
-from anatomy.checkpoints.fields import ReadField, config_json_of, read_fields, read_json
+from anatomy.checkpoints.fields import ReadField, read_fields, read_json
 from anatomy.config import Composition, did_you_mean, parse_composition, parse_config
 from anatomy.errors import UserError, one_line
 from anatomy.files import CONF

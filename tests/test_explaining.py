@@ -15,7 +15,8 @@ from fake_runs import fake_record, put
 
 from anatomy.axes import AXES, BASES
 from anatomy.build import build_model
-from anatomy.checkpoints.fields import composition_of, config_json_of
+from anatomy.checkpoints.config_json import config_json_of
+from anatomy.checkpoints.fields import composition_of
 from anatomy.errors import UserError
 from anatomy.explaining import Explanation, explain
 from anatomy.subjects import subjects_of

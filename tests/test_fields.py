@@ -13,8 +13,9 @@ from transformers.masking_utils import sliding_window_causal_mask_function
 
 from anatomy.axes import AXES, BASES
 from anatomy.build import build_model, part_faults, part_section
+from anatomy.checkpoints.config_json import config_json_of
 from anatomy.checkpoints.field_table import COMMON, FAMILIES
-from anatomy.checkpoints.fields import composition_of, config_json_of, read_fields, read_json
+from anatomy.checkpoints.fields import composition_of, read_fields, read_json
 from anatomy.config import Composition, parse_composition
 from anatomy.errors import UserError
 from anatomy.files import CONF

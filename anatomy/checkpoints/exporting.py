@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anatomy.checkpoints.fields import config_json_of
+from anatomy.checkpoints.config_json import config_json_of
 from anatomy.checkpoints.names import HUGGING_FACE, Place
 from anatomy.checkpoints.sources import CONFIG, DTYPES, SAFETENSORS, StoredTensor
 from anatomy.checkpoints.writing import write_safetensors

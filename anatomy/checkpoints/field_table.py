@@ -7,7 +7,6 @@ be refused: they change the model, and only the value that leaves it as it is ca
 Defaults are those of the config classes of transformers 5.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -318,7 +317,7 @@ class RopeKind:
     settings: Mapping[str, Field]
 
 
-REQUIRED: Any = math.nan  # a default that no value equals: such a setting has none
+REQUIRED: Any = object()  # the default of a setting that has none
 _FACTOR = {"factor": Field("pos", "how many times longer the context becomes", FACTOR, REQUIRED)}
 _ORIGINAL = {
     "original_max_position_embeddings": Field(
@@ -357,3 +356,15 @@ ROPE_KINDS: Mapping[str, RopeKind] = {
     ),
 }
 """rope_type -> how RoPE is stretched."""
+
+KNOB_OF: Mapping[str, str] = {  # a setting of RoPE -> our knob, where it has another name
+    "rope_theta": "theta",
+    "original_max_position_embeddings": "original_len",
+}
+NOT_BUILT = ("mscale", "mscale_all_dim", "truncate", "finetuned")  # settings that no model computes with
+FFN_OF: Mapping[str, str] = {  # GPT-2's activation_function -> our part; the first name of a part is the one we write
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}

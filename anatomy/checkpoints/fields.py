@@ -1,4 +1,4 @@
-"""A published config.json as a composition of ours, and a composition as a config.json that transformers opens.
+"""A published config.json as a composition of ours; config_json.py goes the other way.
 
 What a file says is checked against the table of all fields (field_table.py). A field that is unknown, or that changes
 the model and has a value we cannot build, is refused by name, never ignored.
@@ -11,8 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from anatomy.axes import AXES
-from anatomy.build import build_model, derived, part_section
-from anatomy.checkpoints.field_table import COMMON, FAMILIES, REQUIRED, ROPE_KINDS, WHOLE_SHARE, Family, Field, RopeKind
+from anatomy.build import part_section
+from anatomy.checkpoints.field_table import (
+    COMMON,
+    FAMILIES,
+    FFN_OF,
+    KNOB_OF,
+    NOT_BUILT,
+    REQUIRED,
+    ROPE_KINDS,
+    WHOLE_SHARE,
+    Family,
+    Field,
+    RopeKind,
+)
 from anatomy.config import Composition, did_you_mean, parse_composition
 from anatomy.errors import UserError, one_line
 
@@ -20,7 +32,7 @@ MAX_FILE_BYTES = 4 * 2**20
 MAX_FAULTS = 12  # told in one line; of more, how many
 MAX_VALUE_CHARS = 60
 
-__all__ = ["FAMILIES", "PublishedConfig", "ReadField", "composition_of", "config_json_of", "read_fields", "read_json"]
+__all__ = ["FAMILIES", "PublishedConfig", "ReadField", "composition_of", "read_fields", "read_json"]
 
 
 @dataclass(frozen=True)
@@ -240,15 +252,11 @@ def _read_rope(family: Family, config: Mapping[str, Any]) -> _Rope:
 # ------------------------------------------------------------------------------------------------ as a composition
 
 
-def _section(axis: str, name: str, **knobs: Any) -> dict[str, Any]:
-    return part_section(axis, name, knobs)
-
-
 def _shared(norm: dict[str, Any], bias: str, *, is_tied: bool) -> dict[str, Any]:
     """What the families have in common. How they were started is not told, so `init` is a word without meaning."""
     return {
         "norm": norm,
-        "placement": _section("placement", "pre"),
+        "placement": part_section("placement", "pre"),
         "bias": bias,
         "tying": "tied" if is_tied else "untied",
         "init": "normal",
@@ -259,15 +267,15 @@ def _gpt2(values: Mapping[str, Any]) -> dict[str, Any]:
     hidden = 4 * values["n_embd"] if values["n_inner"] is None else values["n_inner"]
     return {
         **_shared(
-            _section("norm", "layer", eps=float(values["layer_norm_epsilon"])),
+            part_section("norm", "layer", {"eps": float(values["layer_norm_epsilon"])}),
             "all",
             is_tied=values["tie_word_embeddings"],
         ),
-        "pos": _section("pos", "learned"),
-        "attn": _section("attn", "mha"),
-        "ffn": _section("ffn", FFN_OF[values["activation_function"]], hidden=hidden),
-        "qk_norm": _section("qk_norm", "none"),
-        "window": _section("window", "none"),
+        "pos": part_section("pos", "learned"),
+        "attn": part_section("attn", "mha"),
+        "ffn": part_section("ffn", FFN_OF[values["activation_function"]], {"hidden": hidden}),
+        "qk_norm": part_section("qk_norm", "none"),
+        "window": part_section("window", "none"),
         "model": {
             "d_model": values["n_embd"],
             "n_layer": values["n_layer"],
@@ -279,25 +287,19 @@ def _gpt2(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-FFN_OF: Mapping[str, str] = {  # GPT-2's activation_function -> our part; the first name of a part is the one we write
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-}
-
-
 def _gated(model_type: str, values: Mapping[str, Any], rope: _Rope) -> dict[str, Any]:
     width, n_head, eps = values["hidden_size"], values["num_attention_heads"], float(values["rms_norm_eps"])
     head_width = values["head_dim"]
     biases = {(False, False): "none", (True, False): "attn", (False, True): "ffn", (True, True): "all"}
     bias = "qkv" if model_type == "qwen2" else biases[values["attention_bias"], values["mlp_bias"]]
     return {
-        **_shared(_section("norm", "rms", eps=eps), bias, is_tied=values["tie_word_embeddings"]),
+        **_shared(part_section("norm", "rms", {"eps": eps}), bias, is_tied=values["tie_word_embeddings"]),
         "pos": _rope_section(values, rope),
         "attn": _attn_section(n_head, values["num_key_value_heads"]),
-        "ffn": _section("ffn", "swiglu", hidden=values["intermediate_size"]),
-        "qk_norm": _section("qk_norm", "rms", eps=eps) if model_type == "qwen3" else _section("qk_norm", "none"),
+        "ffn": part_section("ffn", "swiglu", {"hidden": values["intermediate_size"]}),
+        "qk_norm": part_section("qk_norm", "rms", {"eps": eps})
+        if model_type == "qwen3"
+        else part_section("qk_norm", "none"),
         "window": _window_section(values),
         "model": {
             "d_model": width,
@@ -308,9 +310,6 @@ def _gated(model_type: str, values: Mapping[str, Any], rope: _Rope) -> dict[str,
             "head_width": None if head_width is not None and head_width * n_head == width else head_width,
         },
     }
-
-
-KNOB_OF = {"rope_theta": "theta", "original_max_position_embeddings": "original_len"}  # where ours has another name
 
 
 def _rope_section(values: Mapping[str, Any], rope: _Rope) -> dict[str, Any]:
@@ -324,16 +323,13 @@ def _rope_section(values: Mapping[str, Any], rope: _Rope) -> dict[str, Any]:
             knobs[KNOB_OF.get(name, name)] = (
                 float(value) if isinstance(value, int) and "original" not in name else value
             )
-    return _section("pos", rope.kind.part, **knobs)
-
-
-NOT_BUILT = ("mscale", "mscale_all_dim", "truncate", "finetuned")  # settings that no model computes with
+    return part_section("pos", rope.kind.part, knobs)
 
 
 def _attn_section(n_head: int, n_kv_head: int | None) -> dict[str, Any]:
     if n_kv_head is None or n_kv_head == n_head:
-        return _section("attn", "mha")
-    return _section("attn", "mqa") if n_kv_head == 1 else _section("attn", "gqa", n_kv_head=n_kv_head)
+        return part_section("attn", "mha")
+    return part_section("attn", "mqa") if n_kv_head == 1 else part_section("attn", "gqa", {"n_kv_head": n_kv_head})
 
 
 def _window_size(values: Mapping[str, Any]) -> int | None:
@@ -347,8 +343,8 @@ def _window_section(values: Mapping[str, Any]) -> dict[str, Any]:
     if types is not None and "max_window_layers" in values:
         first = types.count("full_attention")
     if size is None or first >= values["num_hidden_layers"]:
-        return _section("window", "none")
-    return _section("window", "sliding", size=size, first_layer=first)
+        return part_section("window", "none")
+    return part_section("window", "sliding", {"size": size, "first_layer": first})
 
 
 # ------------------------------------------------------------------------------------------------ for a table of fields
@@ -380,126 +376,3 @@ def _could_matter(field: Field) -> bool:
 
 
 NOT_OF_THE_MODEL = ("files", "use", "training")
-
-# ------------------------------------------------------------------------------------------------ back to a config.json
-
-_GATED_PARTS = {
-    "norm": ("rms",),
-    "placement": ("pre",),
-    "pos": tuple(kind.part for kind in ROPE_KINDS.values()),
-    "attn": ("mha", "gqa", "mqa"),
-    "ffn": ("swiglu",),
-}
-_GPT2_PARTS = {
-    "norm": ("layer",),
-    "placement": ("pre",),
-    "pos": ("learned",),
-    "attn": ("mha",),
-    "ffn": tuple(dict.fromkeys(FFN_OF.values())),
-}
-_NONE, _MAY_SLIDE = ("none",), ("none", "sliding")
-PARTS_OF_FAMILY: Mapping[str, Mapping[str, tuple[str, ...]]] = {  # axis -> the parts that its class can build
-    "llama": {**_GATED_PARTS, "qk_norm": _NONE, "window": _NONE, "bias": ("none", "attn", "ffn", "all")},
-    "mistral": {**_GATED_PARTS, "qk_norm": _NONE, "window": ("sliding",), "bias": _NONE},
-    "qwen2": {**_GATED_PARTS, "qk_norm": _NONE, "window": _MAY_SLIDE, "bias": ("qkv",)},
-    "qwen3": {**_GATED_PARTS, "qk_norm": ("rms",), "window": _MAY_SLIDE, "bias": ("none", "attn")},
-    "gpt2": {**_GPT2_PARTS, "qk_norm": _NONE, "window": _NONE, "bias": ("all",)},
-}
-
-
-def family_of(composition: Composition) -> str:
-    """The family whose parts a composition has, or comes nearest to."""
-    parts = composition.parts
-    if parts["pos"] == "learned" or parts["ffn"] != "swiglu":
-        return "gpt2"
-    if parts["qk_norm"] != "none":
-        return "qwen3"
-    if parts["bias"] == "qkv":
-        return "qwen2"
-    return "llama" if parts["window"] == "none" else "mistral"
-
-
-def config_json_of(composition: Composition, *, num_symbols: int) -> dict[str, Any]:
-    """The config.json of the family that has a composition's parts, for a vocabulary of `num_symbols` tokens: rows
-    that stand for no symbol are left out, for transformers would draw them.
-
-    Read again it is the same composition, its null sizes written out, but for `init`, of which it knows nothing.
-
-    Raises: UserError, one line, with the reasons why transformers has no such model.
-    """
-    family, parts = family_of(composition), composition.parts
-    name = FAMILIES[family].title
-    faults = [
-        f"{axis}={parts[axis]} ({name} has {' or '.join(allowed)})"
-        for axis, allowed in PARTS_OF_FAMILY[family].items()
-        if parts[axis] not in allowed
-    ]
-    if not faults:
-        sizes = derived(build_model(composition, num_symbols))
-        faults = list(_size_faults(family, composition, sizes))
-    if faults:
-        raise UserError(f"transformers has no such model: {'; '.join(faults)}")
-    config: dict[str, Any] = {"architectures": [name], "model_type": family, "vocab_size": num_symbols}
-    config |= {"tie_word_embeddings": parts["tying"] == "tied", "bos_token_id": None, "eos_token_id": None}
-    return config | (_as_gpt2 if family == "gpt2" else _as_gated)(family, composition, sizes)
-
-
-def _size_faults(family: str, composition: Composition, sizes: Mapping[str, int | None]) -> Iterator[str]:
-    model, window = composition.model, composition.window
-    is_split = sizes["head_width"] == model.d_model / model.n_head
-    if not is_split and family == "gpt2":
-        yield f"model.head_width={model.head_width} (GPT-2's heads are model.d_model / model.n_head wide)"
-    if model.d_model % model.n_head and family == "llama":
-        yield f"model.n_head={model.n_head} (LLaMA's must divide model.d_model={model.d_model})"
-    if family == "qwen3" and composition.qk_norm["eps"] != composition.norm["eps"]:
-        yield f"qk_norm.eps={composition.qk_norm['eps']} (Qwen3 has one eps for all norms)"
-    if family == "mistral" and window["first_layer"]:
-        yield f"window.first_layer={window['first_layer']} (Mistral has its window in all layers)"
-
-
-def _as_gpt2(family: str, composition: Composition, sizes: Mapping[str, int | None]) -> dict[str, Any]:
-    model = composition.model
-    return {
-        "n_embd": model.d_model,
-        "n_layer": model.n_layer,
-        "n_head": model.n_head,
-        "n_positions": model.ctx_len,
-        "n_inner": sizes["ffn_hidden"],
-        "activation_function": next(name for name, part in FFN_OF.items() if part == composition.parts["ffn"]),
-        "layer_norm_epsilon": composition.norm["eps"],
-    }
-
-
-def _as_gated(family: str, composition: Composition, sizes: Mapping[str, int | None]) -> dict[str, Any]:
-    model, parts, window = composition.model, composition.parts, composition.window
-    config: dict[str, Any] = {
-        "hidden_size": model.d_model,
-        "num_hidden_layers": model.n_layer,
-        "num_attention_heads": model.n_head,
-        "num_key_value_heads": sizes["n_kv_head"],
-        "head_dim": sizes["head_width"],
-        "intermediate_size": sizes["ffn_hidden"],
-        "hidden_act": "silu",
-        "max_position_embeddings": model.ctx_len,
-        "rms_norm_eps": composition.norm["eps"],
-        "rope_parameters": _rope_parameters(composition.pos),
-    }
-    if family in ("llama", "qwen3"):
-        config["attention_bias"] = parts["bias"] in ("attn", "all")
-    if family == "llama":
-        config["mlp_bias"] = parts["bias"] in ("ffn", "all")
-    if family == "mistral":
-        config["sliding_window"] = sizes["window"]
-    if family in ("qwen2", "qwen3"):
-        slides = parts["window"] == "sliding" and sizes["window"] is not None
-        config["use_sliding_window"] = slides
-        config["sliding_window"] = sizes["window"] if slides else None
-        config["max_window_layers"] = window["first_layer"] if slides else model.n_layer
-    return config
-
-
-def _rope_parameters(section: Mapping[str, Any]) -> dict[str, Any]:
-    """RoPE's settings as newer files have them; what is null stays away, as absence means the same."""
-    name, kind = next((name, kind) for name, kind in ROPE_KINDS.items() if kind.part == section["name"])
-    said = {key: section[KNOB_OF.get(key, key)] for key in ("rope_theta", *kind.settings) if key not in NOT_BUILT}
-    return {"rope_type": name} | {key: value for key, value in said.items() if value is not None}
