@@ -1,4 +1,5 @@
-"""Files: where the configs lie, and writing them so that a crash leaves the old one or the new one, never half."""
+"""Files: what they are called, where the configs lie, and writing them so that a crash leaves the old one or the new
+one, never half."""
 
 import json
 import os
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
 _HERE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (_HERE / "conf", _HERE.parent / "conf") if (folder / "config.yaml").is_file())
 """The folder of configs: inside the package in a wheel, beside it in a checkout."""
+
+RECORD_FILE, VOCABULARY_FILE, STUDY_FILE = "result.json", "vocab.json", "study.json"  # of a run, and of a study
+MODEL_FILE = "model.json"  # of an imported model
+CONFIG_FILE = "config.json"  # of a published model
+WEIGHTS_FILE, BEST_WEIGHTS_FILE, PICKLE_FILE = "model.safetensors", "best.safetensors", "pytorch_model.bin"
+TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 
 
 def write_atomic(path: Path, data: bytes) -> None:

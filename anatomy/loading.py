@@ -18,7 +18,15 @@ from anatomy.build import build_model, part_faults
 from anatomy.config import Composition, Config, parse_composition, parse_config
 from anatomy.corpus import Vocabulary
 from anatomy.errors import UserError, one_line
-from anatomy.files import is_plain_name
+from anatomy.files import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    RECORD_FILE,
+    STUDY_FILE,
+    TOKENIZER_FILE,
+    VOCABULARY_FILE,
+    is_plain_name,
+)
 from anatomy.model import Transformer
 from anatomy.runs import Layout, Status, read_json, read_manifest, read_record
 from anatomy.sample import SAMPLE_CHARS, Sample, sample
@@ -32,7 +40,6 @@ Checked = TypeVar("Checked", bound=Composition)
 MAX_EVAL_LEN = 1024  # of an imported model: its whole context may be a hundred times as long, and time its square
 THREADS = torch.get_num_threads()  # as PyTorch starts: one a core
 
-RECORD_FILE, MODEL_FILE, TOKENIZER_FILE = "result.json", "model.json", "tokenizer.json"
 MAX_PATH_CHARS = 5000  # of a message that begins with a path
 
 WITHOUT_WEIGHTS: Mapping[Status, str] = {
@@ -283,7 +290,7 @@ def _checked(
 
 
 def _vocabulary(folder: Path, record: Mapping[str, Any]) -> Vocabulary:
-    file = folder / "vocab.json"
+    file = folder / VOCABULARY_FILE
     vocabulary, data = Vocabulary.load(file), record.get("data")
     if not vocabulary:
         raise _fault(file, "holds no characters")
@@ -351,13 +358,13 @@ def no_run(folder: Path) -> str:
         return f"{where}: is a file; type the folder of a run, such as {str(run)!r}"
     if not isdir(folder):
         return f"{where}: there is no such folder; type the folder of a run, such as outputs/runs/NAME"
-    if exists(folder / "study.json"):
+    if exists(folder / STUDY_FILE):
         runs = Layout(folder.parent.parent).runs
         return f"{where}: is a study, not a run; type one of its runs, {_example(runs, _runs_of_study(folder))}"
     runs = Layout(folder).runs
     if isdir(runs):
         return f"{where}: holds the runs of many studies; type one of them, {_example(runs, _folders(runs))}"
-    if exists(folder / "config.json"):
+    if exists(folder / CONFIG_FILE):
         return f"{where}: is a published model; type: anatomy-convert {where} DST"
     if any(exists(folder / name / RECORD_FILE) for name in _folders(folder)):
         return f"{where}: is the folder of all runs; type one of them, {_example(folder, _folders(folder))}"

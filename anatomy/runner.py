@@ -26,7 +26,7 @@ from anatomy.config import Config
 from anatomy.corpus import BatchOrder, Corpus, Part, load_corpus
 from anatomy.errors import UserError
 from anatomy.evaluation import NUM_CURVE_WINDOWS, NUM_FINAL_WINDOWS, losses_at_length, mean_nats, window_losses
-from anatomy.files import write_atomic, write_json
+from anatomy.files import BEST_WEIGHTS_FILE, RECORD_FILE, VOCABULARY_FILE, WEIGHTS_FILE, write_atomic, write_json
 from anatomy.model import Transformer, init_digests, initialise
 from anatomy.record import PeakMemory, first_record, tokens_after
 from anatomy.rungs import ensure_rungs
@@ -184,7 +184,7 @@ class _Run:
         """Write what the folder says of its config and text, and see to the text's rungs."""
         config, corpus = self.job.config, self.job.corpus
         OmegaConf.save(OmegaConf.create(self.job.resolved), self.folder / "config.yaml")
-        corpus.vocabulary.save(self.folder / "vocab.json")
+        corpus.vocabulary.save(self.folder / VOCABULARY_FILE)
         ensure_rungs(
             corpus,
             outputs=self.job.layout.outputs,
@@ -259,7 +259,7 @@ class _Run:
             raise Diverged(f"step {training.num_steps}: validation loss {val_loss_nats:g} nats")
         if val_loss_nats < self.best_val_loss_nats:
             self.best_val_loss_nats, self.best_step = val_loss_nats, training.num_steps
-            self._save_weights(training.model, "best.safetensors")
+            self._save_weights(training.model, BEST_WEIGHTS_FILE)
         self.record["train_loss_nats"] = row["train_loss_nats"]
         self._save_state(training)
         log.info("step %d: train %s, val %.4f nats", training.num_steps, row["train_loss_nats"], val_loss_nats)
@@ -285,13 +285,13 @@ class _Run:
     def _finish(self, training: Training) -> None:
         """Evaluate the last and the best weights on the long slices, and let the last ones speak."""
         config, model = self.job.config, training.model
-        self._save_weights(model, "model.safetensors")
+        self._save_weights(model, WEIGHTS_FILE)
         last_val, last_test = self._long_losses(model, "val"), self._long_losses(model, "test")
         at_length = self._losses_at_length(model, last_test.size) if config.eval.lengths else {}
         sample = self._sample(model)
         best_val, best_test = last_val, last_test
         if self.best_step != training.num_steps:
-            model.load_state_dict(read_weights(self.folder / "best.safetensors", model))
+            model.load_state_dict(read_weights(self.folder / BEST_WEIGHTS_FILE, model))
             best_val, best_test = self._long_losses(model, "val"), self._long_losses(model, "test")
         self._save_array(last_test, "test_losses.npy")
         self._save_array(best_test, "test_losses_best.npy")
@@ -362,7 +362,7 @@ class _Run:
                 "tokens_per_s": tokens / training.train_s if training.train_s else None,
                 "peak_rss_mib": self.peak_memory.mib(),
             }
-        write_json(self.folder / "result.json", self.record)
+        write_json(self.folder / RECORD_FILE, self.record)
 
 
 def _clear(folder: Path, *, everything: bool) -> None:

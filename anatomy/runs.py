@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 from filelock import FileLock, Timeout
 
 from anatomy.axes import AXES, LATER_AXES
-from anatomy.files import write_json
+from anatomy.files import RECORD_FILE, STUDY_FILE, write_json
 
 SCHEMA = 1
 Status = Literal["running", "done", "failed", "diverged", "interrupted"]
@@ -149,11 +149,11 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
     Raises ValueError on a damaged record.
     """
-    record = read_json(folder / "result.json", "record")
+    record = read_json(folder / RECORD_FILE, "record")
     if record is None:
         return None
     if (status := record.get("status")) not in get_args(Status):
-        raise ValueError(f"{folder / 'result.json'}: status {status!r} is none of {', '.join(get_args(Status))}")
+        raise ValueError(f"{folder / RECORD_FILE}: status {status!r} is none of {', '.join(get_args(Status))}")
     if status == "running" and not is_owned(folder):
         record["status"] = "interrupted"
     return record
@@ -234,7 +234,7 @@ def record_entries(folder: Path, spec: Mapping[str, Any], entries: Sequence[Entr
         added = {request: known[request].get("added") if request in known else now for request in asked}
         known |= {request: {**entry, "added": added[request]} for request, entry in asked.items()}
         _keep_predictions(known.values(), [*manifest["entries"], *asked.values()])
-        write_json(folder / "study.json", {**manifest, "entries": list(known.values())})
+        write_json(folder / STUDY_FILE, {**manifest, "entries": list(known.values())})
 
 
 def _keep_predictions(entries: Iterable[dict[str, Any]], said: Iterable[Mapping[str, Any]]) -> None:
@@ -282,7 +282,7 @@ def _second_thoughts(known: Mapping[Any, Mapping[str, Any]], asked: Mapping[Any,
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """A study's manifest, None where there is none. Raises ValueError on a damaged one."""
-    return read_json(folder / "study.json", "manifest")
+    return read_json(folder / STUDY_FILE, "manifest")
 
 
 def _request(entry: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from anatomy.errors import UserError, one_line
+from anatomy.files import BEST_WEIGHTS_FILE, WEIGHTS_FILE
 from anatomy.model import Transformer
 
-WEIGHT_FILES = {"last": "model.safetensors", "best": "best.safetensors"}  # in a run's folder
+WEIGHT_FILES = {"last": WEIGHTS_FILE, "best": BEST_WEIGHTS_FILE}  # in a run's folder
 OURS, THEIRS = ("F32",), ("F32", "F16", "BF16")  # dtypes of a run's and of an imported model's tensors, as files say
 MAX_NAMED, MAX_NAME_CHARS = 4, 60  # of the tensors that an error names
 

@@ -7,16 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anatomy.checkpoints.exporting import write_published
-from anatomy.checkpoints.importing import (
-    MODEL_FILE,
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
-    PublishedModel,
-    read_source,
-    write_model,
-)
+from anatomy.checkpoints.importing import PublishedModel, read_source, write_model
 from anatomy.checkpoints.parity import Parity, compare, is_checkable, open_folder, open_theirs
-from anatomy.checkpoints.sources import CONFIG, is_source, safetensors_of
+from anatomy.checkpoints.sources import is_source, safetensors_of
 from anatomy.checkpoints.tokenizers_of import (
     CHARS_CONFIG,
     NoTokenizer,
@@ -29,14 +22,20 @@ from anatomy.checkpoints.writing import new_folder
 from anatomy.config import Composition
 from anatomy.corpus import Vocabulary
 from anatomy.errors import UserError
-from anatomy.files import write_json
-from anatomy.loading import RECORD_FILE, load
+from anatomy.files import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    RECORD_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    write_json,
+)
+from anatomy.loading import load
 from anatomy.model import Transformer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ def convert(source: Path, folder: Path, *, verify: bool = True) -> Converted:
         return _export(source, folder, verify)
     if source.is_dir() and not is_source(source):
         raise UserError(
-            f"{str(source)!r}: holds neither a published model ({CONFIG}) nor one of ours ({RECORD_FILE} of a run, "
-            f"{MODEL_FILE} of an imported one)"
+            f"{str(source)!r}: holds neither a published model ({CONFIG_FILE}) nor one of ours ({RECORD_FILE} of a "
+            f"run, {MODEL_FILE} of an imported one)"
         )
     return _import(read_source(source), folder, verify)
 
@@ -141,7 +140,7 @@ def _export(source: Path, folder: Path, verify: bool) -> Converted:
         elif vocabulary is not None:
             read_tokenizer(source / TOKENIZER_FILE).save(str(filled / TOKENIZER_FILE))
         if vocabulary is not None:
-            write_json(filled / TOKENIZER_CONFIG, dict(CHARS_CONFIG))
+            write_json(filled / TOKENIZER_CONFIG_FILE, dict(CHARS_CONFIG))
         parity, unchecked = _checked(verify, lambda: load(source).model, lambda: open_folder(filled), composition)
     return Converted(
         False,

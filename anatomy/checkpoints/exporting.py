@@ -11,10 +11,10 @@ from torch import Tensor
 
 from anatomy.checkpoints.config_json import config_json_of
 from anatomy.checkpoints.names import HUGGING_FACE, Place
-from anatomy.checkpoints.sources import CONFIG, DTYPES, SAFETENSORS, StoredTensor
+from anatomy.checkpoints.sources import DTYPES, StoredTensor
 from anatomy.checkpoints.writing import write_safetensors
 from anatomy.config import Composition
-from anatomy.files import write_json
+from anatomy.files import CONFIG_FILE, WEIGHTS_FILE, write_json
 from anatomy.model import Transformer
 
 TORCH_NAMES: Mapping[str, str] = {name: str(dtype).removeprefix("torch.") for dtype, name in DTYPES.items()}
@@ -38,8 +38,8 @@ def write_published(
     config = {**config_json_of(composition, num_symbols=num_symbols), **tokens}
     widest = max({tensor.dtype for tensor in tensors.values()}, key=["F16", "BF16", "F32"].index)
     config["dtype"] = TORCH_NAMES[widest]
-    write_json(folder / CONFIG, config)
-    write_safetensors(folder / SAFETENSORS, published_tensors(config["model_type"], num_symbols, tensors))
+    write_json(folder / CONFIG_FILE, config)
+    write_safetensors(folder / WEIGHTS_FILE, published_tensors(config["model_type"], num_symbols, tensors))
     return config
 
 

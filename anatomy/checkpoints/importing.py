@@ -15,15 +15,14 @@ from torch import Tensor
 from anatomy.build import build_model
 from anatomy.checkpoints.fields import FAMILIES, read_fields
 from anatomy.checkpoints.names import Place
-from anatomy.checkpoints.sources import CONFIG, DTYPES, Source, StoredTensor, first_of, open_source
+from anatomy.checkpoints.sources import DTYPES, Source, StoredTensor, first_of, open_source
 from anatomy.checkpoints.writing import write_safetensors
 from anatomy.config import Composition
 from anatomy.errors import UserError, one_line
-from anatomy.files import write_json
+from anatomy.files import CONFIG_FILE, MODEL_FILE, WEIGHTS_FILE, write_json
 from anatomy.model import Transformer
 
 SCHEMA = 1
-MODEL_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "model.json", "model.safetensors", "tokenizer.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +53,7 @@ def read_source(path: Path) -> PublishedModel:
             over, or of another shape or dtype than the config's model has.
     """
     source = open_source(path)
-    told = source.where if source.format == "gguf" else repr(str(path / CONFIG))
+    told = source.where if source.format == "gguf" else repr(str(path / CONFIG_FILE))
     config = read_fields(source.config, where=told)
     composition = config.composition
     places = {name: source.naming.place(name) for name in _shapes(composition)}

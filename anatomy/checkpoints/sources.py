@@ -20,11 +20,10 @@ from torch import Tensor
 from anatomy.checkpoints.fields import read_json
 from anatomy.checkpoints.names import HUGGING_FACE, Naming
 from anatomy.errors import UserError, one_line
-from anatomy.files import is_plain_name
+from anatomy.files import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE, is_plain_name
 
 Format = Literal["safetensors", "pytorch", "gguf"]
 
-SAFETENSORS, PICKLE, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
 INDEX_SUFFIX = ".index.json"
 MAX_PICKLE_BYTES = 2**24  # of the part of a PyTorch file that is not the tensors' content
 DTYPES: Mapping[torch.dtype, str] = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -69,7 +68,7 @@ class Source:
 
 def is_source(path: Path) -> bool:
     """Whether something looks like a published model: a GGUF file, or a folder with a config.json."""
-    return path.suffix.lower() == ".gguf" or lexists(path / CONFIG)
+    return path.suffix.lower() == ".gguf" or lexists(path / CONFIG_FILE)
 
 
 def open_source(path: Path) -> Source:
@@ -83,12 +82,12 @@ def open_source(path: Path) -> Source:
         return open_gguf(path)
     where = repr(str(path))
     if isfile(path):
-        raise UserError(f"{where}: is a file; give the folder of a model (with its {CONFIG}), or a .gguf file")
+        raise UserError(f"{where}: is a file; give the folder of a model (with its {CONFIG_FILE}), or a .gguf file")
     if not isdir(path):
         raise UserError(f"{where}: there is no such folder; give the folder of a model, or a .gguf file")
-    if not lexists(path / CONFIG):
-        raise UserError(f"{where}: holds no {CONFIG}, so no model; give the folder of one, or a .gguf file")
-    config = read_json(plain_file(path / CONFIG))
+    if not lexists(path / CONFIG_FILE):
+        raise UserError(f"{where}: holds no {CONFIG_FILE}, so no model; give the folder of one, or a .gguf file")
+    config = read_json(plain_file(path / CONFIG_FILE))
     naming = HUGGING_FACE.get(str(config.get("model_type")), HUGGING_FACE["llama"])  # read_fields refuses other types
     file_format, tensors, files = _folder_tensors(path)
     if naming.base and not any(name.startswith(f"{naming.base}.") for name in tensors):
@@ -109,8 +108,8 @@ Tensors = Mapping[str, StoredTensor]
 def _folder_tensors(folder: Path) -> tuple[Format, Tensors, tuple[str, ...]]:
     """The tensors of a folder, whichever way it holds them; safetensors first, as transformers takes them."""
     readers: Mapping[str, tuple[Format, Callable[[Path], Tensors]]] = {
-        SAFETENSORS: ("safetensors", safetensors_of),
-        PICKLE: ("pytorch", _pickled),
+        WEIGHTS_FILE: ("safetensors", safetensors_of),
+        PICKLE_FILE: ("pytorch", _pickled),
     }
     for name, (file_format, read) in readers.items():
         if lexists(folder / name):
@@ -118,7 +117,9 @@ def _folder_tensors(folder: Path) -> tuple[Format, Tensors, tuple[str, ...]]:
         if lexists(index := folder / f"{name}{INDEX_SUFFIX}"):
             tensors, shards = _sharded(index, read)
             return file_format, tensors, shards
-    raise UserError(f"{str(folder)!r}: holds no weights; they are read from {SAFETENSORS}, {PICKLE}, or their shards")
+    raise UserError(
+        f"{str(folder)!r}: holds no weights; they are read from {WEIGHTS_FILE}, {PICKLE_FILE}, or their shards"
+    )
 
 
 def _sharded(index: Path, read: Callable[[Path], Tensors]) -> tuple[Tensors, tuple[str, ...]]:

@@ -13,8 +13,9 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from anatomy.errors import UserError, one_line
+from anatomy.files import TOKENIZER_FILE
 
-FILE, VOCAB_FILE, MERGES_FILE, SENTENCEPIECE_FILE = "tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model"
+VOCAB_FILE, MERGES_FILE, SENTENCEPIECE_FILE = "vocab.json", "merges.txt", "tokenizer.model"  # of GPT-2, and of others
 MAX_FILE_BYTES = 256 * 2**20  # the largest in use have some 35 MB
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's one special token
 
@@ -37,21 +38,21 @@ def tokenizer_of_folder(folder: Path, model_type: str) -> Tokenizer:
 
     Raises: NoTokenizer where there are no such files; UserError, one line, where one is damaged.
     """
-    if (folder / FILE).exists():
-        return read_tokenizer(folder / FILE)
+    if (folder / TOKENIZER_FILE).exists():
+        return read_tokenizer(folder / TOKENIZER_FILE)
     if (folder / VOCAB_FILE).exists() and (folder / MERGES_FILE).exists():
         if model_type != "gpt2":
             raise NoTokenizer(
-                f"there is no {FILE}, and of a {model_type} model {VOCAB_FILE} and {MERGES_FILE} do not say enough; "
-                f"transformers makes one: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+                f"there is no {TOKENIZER_FILE}, and of a {model_type} model {VOCAB_FILE} and {MERGES_FILE} do not say "
+                f"enough; transformers makes one: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
             )
         return _gpt2_tokenizer(folder / VOCAB_FILE, folder / MERGES_FILE)
     if (folder / SENTENCEPIECE_FILE).exists():
         raise NoTokenizer(
-            f"there is no {FILE}, only SentencePiece's {SENTENCEPIECE_FILE}; "
+            f"there is no {TOKENIZER_FILE}, only SentencePiece's {SENTENCEPIECE_FILE}; "
             f"transformers makes one of it: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
-    raise NoTokenizer(f"the folder holds no {FILE}")
+    raise NoTokenizer(f"the folder holds no {TOKENIZER_FILE}")
 
 
 def read_tokenizer(file: Path) -> Tokenizer:

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from anatomy.build import build_model
 from anatomy.checkpoints.converting import write_tokenizer
-from anatomy.checkpoints.importing import MODEL_FILE, PublishedModel, read_source, write_model
+from anatomy.checkpoints.importing import PublishedModel, read_source, write_model
 from anatomy.checkpoints.names import half_split
 from anatomy.checkpoints.parity import half_the_threads
 from anatomy.checkpoints.sources import DTYPES, StoredTensor
 from anatomy.checkpoints.writing import new_folder
 from anatomy.errors import UserError
-from anatomy.files import write_json
-from anatomy.loading import RECORD_FILE
+from anatomy.files import MODEL_FILE, RECORD_FILE, write_json
 from anatomy.model import NORMAL_STD, Transformer
 from anatomy.parts.pos import RoPE
 from anatomy.sampling import Knobs, Stream, next_ids

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from anatomy.files import RECORD_FILE
 from anatomy.runs import read_record
 from anatomy.sweep import Plan, Planned
 from anatomy.train import Training
@@ -93,7 +94,7 @@ def _stamp(planned: Planned) -> int | None:
     """When the run's record was last written; an old record of an earlier try is told from a new one by it."""
     assert planned.job is not None
     try:
-        return (planned.job.folder / "result.json").stat().st_mtime_ns
+        return (planned.job.folder / RECORD_FILE).stat().st_mtime_ns
     except FileNotFoundError:
         return None
 
