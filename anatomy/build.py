@@ -130,15 +130,15 @@ def build_model(config: Composition, num_symbols: int, *, device: str | torch.de
             f"model.n_head={sizes.n_head} does not divide model.d_model={sizes.d_model}; take another, or give "
             f"model.head_width"
         )
-    biased = BIASED[config.bias]
+    biased, head_width = BIASED[config.bias], sizes.head_width or max(1, sizes.d_model // sizes.n_head)
     given = {
         "width": sizes.d_model,
         "ctx_len": sizes.ctx_len,
-        "n_head": sizes.n_head,
-        "head_width": sizes.head_width or max(1, sizes.d_model // sizes.n_head),
-        "qkv_bias": "q_proj" in biased,
-        "o_bias": "o_proj" in biased,
+        "head_width": head_width,
         "bias": "up_proj" in biased,
+        "sizes": attn.AttentionSizes(
+            sizes.d_model, sizes.n_head, head_width, qkv_bias="q_proj" in biased, o_bias="o_proj" in biased
+        ),
     }
 
     def make(axis: str, layer: int = 0) -> nn.Module:
@@ -157,6 +157,12 @@ def build_model(config: Composition, num_symbols: int, *, device: str | torch.de
                 make(axis)
             except ValueError as error:
                 faults.append(f"{axis}={config.parts[axis]}: {error}")
+        first_layer = config.window.get("first_layer", 0)
+        if first_layer >= sizes.n_layer:
+            faults.append(
+                f"window.first_layer={first_layer}: none of {sizes.n_layer} layers, from 0 on, would have a window; take "
+                f"less, or window=none"
+            )
         if faults:
             raise UserError("\n".join(dict.fromkeys(faults)))
         block: Any = part_classes("placement")[config.placement["class"]]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anatomy.model import Cache, Transformer
 from anatomy.parts.attn import TurnArrays
-from anatomy.parts.binding import Buffer, bind_norm, says_how_it_is_bound
+from anatomy.parts.binding import Buffer, bind_norm, bind_products, says_how_it_is_bound
 
 NUM_PLACES = 64  # slots that are prepared at once
 
@@ -62,7 +62,7 @@ class Decoder:
         self._final_norm, self._normed = None, self._x
         if model.final_norm is not None:
             self._final_norm, self._normed = bind_norm(model.final_norm, self._x)
-        self._output_DV = self._normed.gained(model.output_weight).t()
+        self._output, self._logits = bind_products(self._normed, [model.output_weight], [None])
         self._places: list[tuple[Tensor, TurnArrays | None]] = []  # of the slots from `_first_slot` on
         self._first_slot = 0
 
@@ -78,7 +78,8 @@ class Decoder:
                 block(turns)
             if self._final_norm is not None:
                 self._final_norm()
-        return torch.mm(self._normed.tensor, self._output_DV)
+            self._output()
+        return self._logits.tensor.clone()
 
     def _place_of_next(self) -> tuple[Tensor, TurnArrays | None]:
         """Where the next tokens stand, (1,) or (B, 1), and how that turns queries and keys."""

@@ -57,7 +57,9 @@ class Cache:
         return slots if self.padding is None else (slots - self.padding[:, None]).clamp(min=0)
 
     def crop(self, num_tokens: int) -> None:
-        """Forget all but the first tokens. Raises ValueError if there are not so many."""
+        """Forget all but the first tokens. Raises ValueError, and forgets none, where some layer no longer has them."""
+        for layer in self.layers:
+            layer.check_crop(num_tokens)
         for layer in self.layers:
             layer.crop(num_tokens)
 

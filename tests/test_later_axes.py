@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from anatomy.axes import BIASED
+from anatomy.axes import BIASED, LATER_AXES
 from anatomy.build import build_model, derived, part_section
+from anatomy.config import Composition
 from anatomy.errors import UserError
-from anatomy.parts.attn import GroupedQuery, KVCache
+from anatomy.parts.attn import AttentionSizes, GroupedQuery, KVCache
 from anatomy.parts.pos import RoPE, RoPELinear, RoPELlama3, RoPEYaRN, rotate
 from anatomy.parts.qk_norm import NoQKNorm, RMSPerHead
 from anatomy.parts.window import NoWindow, Sliding
-from anatomy.runs import identity
+from anatomy.runs import identity, run_name
 
 CPU = torch.device("cpu")
 
@@ -115,7 +116,7 @@ def test_scalings_that_cannot_be_are_refused(make: object, message: str) -> None
 
 def attention(qk_norm: nn.Module, window: nn.Module, head_width: int = 4) -> GroupedQuery:
     torch.manual_seed(6)
-    part = GroupedQuery(10, 6, head_width, True, False, qk_norm, window, n_kv_head=2)
+    part = GroupedQuery(AttentionSizes(10, 6, head_width, True, False), qk_norm, window, n_kv_head=2)
     with torch.no_grad():
         for name, parameter in part.named_parameters():
             parameter.uniform_(0.5, 1.5) if name.endswith("gain") else parameter.normal_()
@@ -189,6 +190,11 @@ def test_the_layers_before_the_first_see_everything() -> None:
     assert [layer.window for layer in model.new_cache(11).layers] == [None, 2, 2]
 
 
+def test_a_window_that_no_layer_has_is_refused() -> None:
+    with pytest.raises(UserError, match=r"window.first_layer=3: none of 3 layers"):
+        tiny_model("base=mistral", "window.first_layer=3")
+
+
 def test_the_default_window_is_half_of_the_context() -> None:
     config = compose("base=mistral", "model.ctx_len=9")
     assert derived(build_model(config, 29))["window"] == 4
@@ -243,6 +249,15 @@ def test_a_cache_is_not_cropped_to_what_its_window_has_let_go() -> None:
     assert cache.extend(tokens[:, :, :3], tokens[:, :, :3])[0].shape[2] == 3
 
 
+def test_a_cache_with_layers_of_both_kinds_is_cropped_whole_or_not_at_all() -> None:
+    model, ids = tiny_model("base=mistral", "window.first_layer=1", "window.size=4"), tiny_ids(2)
+    cache = model.new_cache(11)
+    model(ids[:, :8], cache)
+    with pytest.raises(ValueError, match="cannot be cropped"):
+        cache.crop(5)
+    torch.testing.assert_close(model(ids[:, 8:], cache), model(ids)[:, 8:])
+
+
 # ------------------------------------------------------------------------------------------------ biases, head width
 
 
@@ -286,6 +301,26 @@ def test_a_run_from_before_these_axes_is_known_by_the_same_content() -> None:
     sizes = derived(build_model(config, 65))
     assert identity(before, sizes, "0") == identity(resolved, sizes, "0")
     assert not {"qk_norm", "window"} & identity(resolved, sizes, "0").keys()
+
+
+@pytest.mark.parametrize(
+    ("base", "name"),  # as the code named them before there were these axes, of a text that hashes to "abc"
+    [
+        ("vanilla", "layer-post-learned-mha-gelu-none-untied-normal_48x3_ctx64_seed0_37afd275f6"),
+        ("llama", "rms-pre-rope-gqa-swiglu-none-untied-normal_48x3_ctx64_seed0_7437342d64"),
+        ("gpt2", "layer-pre-learned-mha-gelu_tanh-all-tied-normal_48x3_ctx64_seed0_06eb8834d0"),
+    ],
+)
+def test_a_run_keeps_the_name_it_had(base: str, name: str) -> None:
+    config = compose(f"base={base}")
+    sizes = derived(build_model(config, 65))
+    assert run_name(config.model_dump(mode="json"), sizes, "abc") == name
+
+
+def test_what_a_config_without_the_later_axes_has_is_what_the_axes_say() -> None:
+    fields = Composition.model_fields
+    for axis, part in LATER_AXES.items():
+        assert fields[axis].default == part_section(axis, part)
 
 
 def test_sizes_that_come_to_the_same_make_one_run() -> None:

@@ -277,7 +277,8 @@ def _attention(
 ) -> Any:
     """Attention with nothing on the axes that act inside it."""
     knobs = {} if n_kv_head is None else {"n_kv_head": n_kv_head}
-    return kind(width, n_head, head_width, bias, bias, qk_norm.NoQKNorm(), window.NoWindow(), **knobs)
+    sizes = attn.AttentionSizes(width, n_head, head_width, bias, bias)
+    return kind(sizes, qk_norm.NoQKNorm(), window.NoWindow(), **knobs)
 
 
 def _attention_by_loops(part: torch.nn.Module, x: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:

@@ -9,7 +9,7 @@ key-value head, K head width.
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,16 @@ AttentionStep = Callable[[TurnArrays | None], None]
 
 FAST_LOGITS = 1024  # of one key-value head: larger products of few rows slow down tenfold in NumPy
 FEW_LOGITS = 4 * FAST_LOGITS  # beyond so many PyTorch is faster
+
+
+class AttentionSizes(NamedTuple):
+    """The sizes D, H and K of an attention layer, and which of its Linear layers have biases."""
+
+    width: int
+    n_head: int
+    head_width: int
+    qkv_bias: bool
+    o_bias: bool
 
 
 class KVCache:
@@ -87,11 +97,15 @@ class KVCache:
         return visible(query_T, key_S, self.window, self.padding)
 
     def crop(self, num_tokens: int) -> None:
-        """Forget all but the first tokens. Raises ValueError if there are not so many, or a window let go of them."""
+        """Forget all but the first tokens. Raises ValueError as `check_crop`."""
+        self.check_crop(num_tokens)
+        self.num_cached = num_tokens
+
+    def check_crop(self, num_tokens: int) -> None:
+        """Raises: ValueError if there are not so many tokens, or a window let go of the last of them."""
         is_gone = self.num_cached > self.span and num_tokens not in (0, self.num_cached)
         if is_gone or not 0 <= num_tokens <= self.num_cached:
             raise ValueError(f"a cache of {self.num_cached} tokens cannot be cropped to {num_tokens}")
-        self.num_cached = num_tokens
 
     def _roll(self, ring: Tensor, new_BGTK: Tensor, start: int) -> Tensor:
         """Put the last of the new tokens into a ring. Returns what the first new one sees of the past, then all new."""
@@ -120,18 +134,9 @@ class _GroupedAttention(nn.Module):
     What sits on the axes `qk_norm` and `window` is handed in: both act on nothing but attention.
     """
 
-    def __init__(
-        self,
-        width: int,
-        n_head: int,
-        n_kv_head: int,
-        head_width: int,
-        qkv_bias: bool,
-        o_bias: bool,
-        qk_norm: nn.Module,
-        window: nn.Module,
-    ) -> None:
+    def __init__(self, sizes: AttentionSizes, n_kv_head: int, qk_norm: nn.Module, window: nn.Module) -> None:
         super().__init__()
+        width, n_head, head_width, qkv_bias, o_bias = sizes
         self.width, self.n_head, self.n_kv_head, self.head_width = width, n_head, n_kv_head, head_width
         self.q_proj = nn.Linear(width, n_head * head_width, bias=qkv_bias)
         self.k_proj = nn.Linear(width, n_kv_head * head_width, bias=qkv_bias)
@@ -300,17 +305,8 @@ class MultiHead(_GroupedAttention):
     Source:   Vaswani et al. 2017, arXiv:1706.03762.
     """
 
-    def __init__(
-        self,
-        width: int,
-        n_head: int,
-        head_width: int,
-        qkv_bias: bool,
-        o_bias: bool,
-        qk_norm: nn.Module,
-        window: nn.Module,
-    ) -> None:
-        super().__init__(width, n_head, n_head, head_width, qkv_bias, o_bias, qk_norm, window)
+    def __init__(self, sizes: AttentionSizes, qk_norm: nn.Module, window: nn.Module) -> None:
+        super().__init__(sizes, sizes.n_head, qk_norm, window)
 
 
 class GroupedQuery(_GroupedAttention):
@@ -323,17 +319,9 @@ class GroupedQuery(_GroupedAttention):
     """
 
     def __init__(
-        self,
-        width: int,
-        n_head: int,
-        head_width: int,
-        qkv_bias: bool,
-        o_bias: bool,
-        qk_norm: nn.Module,
-        window: nn.Module,
-        *,
-        n_kv_head: int | None = None,
+        self, sizes: AttentionSizes, qk_norm: nn.Module, window: nn.Module, *, n_kv_head: int | None = None
     ) -> None:
+        n_head = sizes.n_head
         divisors = [g for g in range(1, n_head + 1) if n_head % g == 0]
         if n_kv_head is None:
             if n_head == 1:
@@ -342,7 +330,7 @@ class GroupedQuery(_GroupedAttention):
         if n_kv_head not in divisors:
             allowed = ", ".join(map(str, divisors))
             raise ValueError(f"attn.n_kv_head={n_kv_head} does not divide model.n_head={n_head}; it can be {allowed}")
-        super().__init__(width, n_head, n_kv_head, head_width, qkv_bias, o_bias, qk_norm, window)
+        super().__init__(sizes, n_kv_head, qk_norm, window)
 
 
 class MultiQuery(_GroupedAttention):
@@ -352,14 +340,5 @@ class MultiQuery(_GroupedAttention):
     Source:   Shazeer 2019, arXiv:1911.02150.
     """
 
-    def __init__(
-        self,
-        width: int,
-        n_head: int,
-        head_width: int,
-        qkv_bias: bool,
-        o_bias: bool,
-        qk_norm: nn.Module,
-        window: nn.Module,
-    ) -> None:
-        super().__init__(width, n_head, 1, head_width, qkv_bias, o_bias, qk_norm, window)
+    def __init__(self, sizes: AttentionSizes, qk_norm: nn.Module, window: nn.Module) -> None:
+        super().__init__(sizes, 1, qk_norm, window)

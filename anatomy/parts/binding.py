@@ -7,14 +7,14 @@ and what is no product with weights is left to NumPy, whose calls cost a third o
 CPU. A part says how it is bound in a method `bind`; a norm or an FFN that does not is bound by its `forward`, and a
 model whose blocks or attention do not is read by `forward` throughout (see `says_how_it_is_bound`).
 
-Some weights are read where they lie, others are copied: when weights change, what was bound before is worthless. There
-is no dropout, and hooks of modules are not called.
+Many weights are read where they lie, few are copied: when weights change, what was bound before is worthless. There is
+no dropout, and hooks of modules are not called.
 
 Shapes: a buffer holds one row a text, (B, width), or one a text and head, (B, heads, K).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Step = Callable[[], None]
+
+FEW_WEIGHTS = 2**18
 
 
 class Buffer(NamedTuple):
@@ -101,20 +103,37 @@ def bind_ffn(ffn: Any, x: Buffer, into: Buffer) -> Step:
 
 
 def bind_linear(x: Buffer, *layers: Any) -> tuple[Step, Buffer]:
-    """Linear layers that read x, as one product: the step, and the buffer that it writes, outputs side by side."""
-    weight = torch.cat([layer.weight for layer in layers]) if len(layers) > 1 else layers[0].weight
-    matrix = x.gained(weight).t()
-    y = Buffer.of(len(x.array), matrix.shape[1])
-    if layers[0].bias is None:
+    """Linear layers that read x: the step, and the buffer that it writes, outputs side by side."""
+    return bind_products(x, [layer.weight for layer in layers], [layer.bias for layer in layers])
 
-        def step() -> None:
-            torch.mm(x.tensor, matrix, out=y.tensor)
 
-    else:
-        bias = torch.cat([layer.bias for layer in layers]).detach()
+def bind_products(x: Buffer, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Step, Buffer]:
+    """Products of x with matrices (out, width): the step, and the buffer that it writes, outputs side by side.
 
-        def step() -> None:
-            torch.addmm(bias, x.tensor, matrix, out=y.tensor)
+    Few weights are copied into one matrix, gain included, for one call costs less than several. More than FEW_WEIGHTS
+    are read where they lie: their time is that of reading them.
+    """
+    whole = x
+    if sum(weight.numel() for weight in weights) <= FEW_WEIGHTS:
+        weights = [x.gained(torch.cat(list(weights)) if len(weights) > 1 else weights[0])]
+        biases = [None if biases[0] is None else torch.cat([bias for bias in biases if bias is not None])]
+    elif x.gain is not None:
+        whole = Buffer.of(*x.array.shape)
+    y = Buffer.of(len(x.array), sum(map(len, weights)))
+    outputs = y.tensor.split(list(map(len, weights)), dim=1)
+    products = [
+        (None if bias is None else bias.detach(), weight.detach().t(), output)
+        for weight, bias, output in zip(weights, biases, outputs, strict=True)
+    ]
+
+    def step() -> None:
+        if whole is not x:
+            x.write_to(whole)
+        for bias, matrix, output in products:
+            if bias is None:
+                torch.mm(whole.tensor, matrix, out=output)
+            else:
+                torch.addmm(bias, whole.tensor, matrix, out=output)
 
     return step, y
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anatomy.ranges import Count, NotNegative, Positive
+from anatomy.ranges import Count, Factor, NotNegative, Positive, Theta
 
 
 class Rotation(NamedTuple):
@@ -118,7 +118,7 @@ class Sinusoidal(nn.Module):
     Source:   Vaswani et al. 2017, arXiv:1706.03762, without its embedding factor sqrt(D).
     """
 
-    def __init__(self, width: int, *, theta: Positive = 10000.0) -> None:
+    def __init__(self, width: int, *, theta: Theta = 10000.0) -> None:
         super().__init__()
         if width % 2:
             raise ValueError(f"sinusoidal positions need an even model width, got model.d_model={width}")
@@ -150,7 +150,7 @@ class RoPE(nn.Module):
               paper pairs neighbours (the same model up to the order of channels).
     """
 
-    def __init__(self, head_width: int, *, theta: Positive = 10000.0) -> None:
+    def __init__(self, head_width: int, *, theta: Theta = 10000.0) -> None:
         super().__init__()
         if head_width % 2:
             raise ValueError(
@@ -187,7 +187,7 @@ class RoPELinear(RoPE):
     Source:   Chen et al. 2023, arXiv:2306.15595.
     """
 
-    def __init__(self, head_width: int, *, theta: Positive = 10000.0, factor: Positive = 2.0) -> None:
+    def __init__(self, head_width: int, *, theta: Theta = 10000.0, factor: Factor = 2.0) -> None:
         super().__init__(head_width, theta=theta)
         self.factor = factor
 
@@ -214,8 +214,8 @@ class RoPELlama3(RoPE):
         self,
         head_width: int,
         *,
-        theta: Positive = 500000.0,
-        factor: Positive = 8.0,
+        theta: Theta = 500000.0,
+        factor: Factor = 8.0,
         low_freq_factor: Positive = 1.0,
         high_freq_factor: Positive = 4.0,
         original_len: Count = 8192,
@@ -245,7 +245,7 @@ class RoPEYaRN(RoPE):
 
     Shapes:   positions (T,) or (B, T) -> cos, sin (T or B, T, 1, K/2), attention_factor multiplied.
     Knobs:    theta, as in RoPE; factor; original_len, in tokens; beta_fast, beta_slow, in turns; attention_factor, None
-              takes 0.1 ln(factor) + 1, or 1 where factor is at most 1.
+              takes 0.1 ln(factor) + 1.
     Numerics: as in RoPE.
     Raises:   ValueError if the head width is odd, theta is 1, or beta_slow above beta_fast.
     Source:   Peng et al. 2023, arXiv:2309.00071; the whole pairs at the ends of the ramp as in its published code.
@@ -255,8 +255,8 @@ class RoPEYaRN(RoPE):
         self,
         head_width: int,
         *,
-        theta: Positive = 10000.0,
-        factor: Positive = 4.0,
+        theta: Theta = 10000.0,
+        factor: Factor = 4.0,
         original_len: Count = 2048,
         beta_fast: Positive = 32.0,
         beta_slow: Positive = 1.0,
@@ -268,7 +268,7 @@ class RoPEYaRN(RoPE):
         if theta == 1:
             raise ValueError("pos.theta=1: all pairs would turn alike, so that no ramp lies between them")
         self.factor, self.original_len, self.beta_fast, self.beta_slow = factor, original_len, beta_fast, beta_slow
-        self.attention_factor = 0.1 * math.log(max(1.0, factor)) + 1 if attention_factor is None else attention_factor
+        self.attention_factor = 0.1 * math.log(factor) + 1 if attention_factor is None else attention_factor
 
     def frequencies(self, device: torch.device) -> Tensor:
         kept = super().frequencies(device)
