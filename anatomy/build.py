@@ -160,8 +160,8 @@ def build_model(config: Composition, num_symbols: int, *, device: str | torch.de
         first_layer = config.window.get("first_layer", 0)
         if first_layer >= sizes.n_layer:
             faults.append(
-                f"window.first_layer={first_layer}: none of {sizes.n_layer} layers, from 0 on, would have a window; take "
-                f"less, or window=none"
+                f"window.first_layer={first_layer}: none of {sizes.n_layer} layers would have a window; take less, or "
+                f"window=none"
             )
         if faults:
             raise UserError("\n".join(dict.fromkeys(faults)))
