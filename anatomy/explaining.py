@@ -19,7 +19,6 @@ from anatomy.subjects import Subject
 
 COMPARED_BASES = ("vanilla", "gpt2", "llama")
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
-MAX_CONTEXT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -159,6 +158,7 @@ def explain(subject: Subject, context: int | None = None) -> Explanation:
     composition = subject.composition
     try:
         model = build_model(composition, subject.num_symbols)
+        pairs = tuple(_pairs(model.pos))
     except UserError as error:
         raise UserError("\n".join(f"{subject.name}: {line}" for line in str(error).splitlines())) from None
     by_axis = model.num_params_by_axis()
@@ -186,16 +186,21 @@ def explain(subject: Subject, context: int | None = None) -> Explanation:
         block=BlockParams(
             block.attn.num_params(), block.ffn.num_params(), block.attn_norm.num_params() + block.ffn_norm.num_params()
         ),
-        pairs=tuple(_pairs(model.pos)),
+        pairs=pairs,
     )
 
 
 def _pairs(pos: Any) -> list[Pair]:
-    """RoPE's pairs, each with its wavelength; none for other positions."""
+    """RoPE's pairs, each with its wavelength; none for other positions.
+
+    Raises: UserError where a pair's frequency is none: 0 in float32, or no finite number.
+    """
     if not isinstance(pos, RoPE):
         return []
     cpu = torch.device("cpu")
     plain, now = RoPE(pos.head_width, theta=pos.theta).frequencies(cpu).double(), pos.frequencies(cpu).double()
+    if not (torch.isfinite(plain / now).all() and torch.isfinite(1 / plain).all()):
+        raise UserError("pos: some pairs of channels turn by no angle that float32 can hold; take another theta")
     slowest = float((plain / now).max())
     pairs = []
     for index, (before, after) in enumerate(zip(plain.tolist(), now.tolist(), strict=True)):

@@ -14,7 +14,10 @@ from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
-from anatomy.build import build_model, part_faults
+from anatomy.about import offered
+from anatomy.axes import PART_AXES
+from anatomy.build import build_model, part_faults, part_section
+from anatomy.checkpoints.field_table import FAMILIES
 from anatomy.config import Composition, Config, parse_composition, parse_config
 from anatomy.corpus import Vocabulary
 from anatomy.errors import UserError, one_line
@@ -40,6 +43,7 @@ Checked = TypeVar("Checked", bound=Composition)
 MAX_EVAL_LEN = 1024  # of an imported model: its whole context may be a hundred times as long, and time its square
 THREADS = torch.get_num_threads()  # as PyTorch starts: one a core
 
+MAX_NAME_CHARS = 60
 MAX_PATH_CHARS = 5000  # of a message that begins with a path
 
 WITHOUT_WEIGHTS: Mapping[Status, str] = {
@@ -198,46 +202,81 @@ def load(folder: str | Path, *, weights: Weights = "last", device: str | torch.d
     if not str(folder):
         raise UserError("the folder's name is empty; runs lie under outputs/runs")
     folder, device = Path(folder), _device(device)
+    record, composition = read_folder(folder)
+    if isinstance(composition, Config):
+        return _load_run(folder, record, composition, weights, device)
+    return _load_imported(folder, record, composition, weights, device)
+
+
+def read_folder(folder: Path) -> tuple[dict[str, Any], Composition]:
+    """The record of a folder and the composition that it describes, both checked; no weights are opened.
+
+    Returns:  of a run its result.json and a Config; of an imported model its model.json and a Composition, whose
+              model.vocab_size is not null.
+    Raises:   UserError, one line, as `load`.
+    """
     if lexists(folder / MODEL_FILE) and not lexists(folder / RECORD_FILE):
-        return _load_imported(folder, weights, device)
-    return _load_run(folder, weights, device)
+        return _read_imported(folder / MODEL_FILE)
+    record = _record(folder)
+    return record, _checked(folder / RECORD_FILE, record.get("config"), "config", parse_config)
 
 
-def _load_run(folder: Path, weights: Weights, device: torch.device) -> LoadedRun:
-    record, path = _record(folder), folder / RECORD_FILE
-    config = _checked(path, record.get("config"), "config", parse_config)
-    vocabulary = _vocabulary(folder, record)
-    file = _weights_file(folder, record, weights)
-    model = _model(path, config, len(vocabulary), file, OURS)
-    return LoadedRun(folder, record, config, model.to(device), vocabulary)
-
-
-def _load_imported(folder: Path, weights: Weights, device: torch.device) -> LoadedModel:
-    path = folder / MODEL_FILE
+def _read_imported(path: Path) -> tuple[dict[str, Any], Composition]:
     try:
         record = read_json(path, "model") or {}
     except ValueError as error:
         raise UserError(one_line(str(error), MAX_PATH_CHARS)) from None
     composition = _checked(path, record.get("composition"), "composition", parse_composition)
+    for axis in PART_AXES:
+        section = getattr(composition, axis)
+        name, kind = section["name"], section["class"]
+        if name not in offered(axis) or part_section(axis, name)["class"] != kind:
+            shown = f"{axis}={one_line(name, MAX_NAME_CHARS)} of class {kind}"
+            raise _fault(path, f"in its composition: {shown} is no built-in part; it is damaged")
     num_ids = composition.model.vocab_size
     if num_ids is None:
         raise _fault(path, "in its composition: model.vocab_size is null; it is damaged")
+    family, start_id, end_ids = record.get("family"), record.get("start_id"), record.get("end_ids", [])
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise _fault(path, f"family: can be {', '.join(FAMILIES)}; it is damaged")
+    if start_id is not None and not _are_tokens([start_id], num_ids):
+        raise _fault(path, f"start_id: must be null or one of the model's {num_ids:,} tokens")
+    if not _are_tokens(end_ids, num_ids):
+        raise _fault(path, f"end_ids: must be a list of some of the model's {num_ids:,} tokens")
+    return record, composition
+
+
+def _are_tokens(ids: Any, num_ids: int) -> bool:
+    return isinstance(ids, list) and all(type(each) is int and 0 <= each < num_ids for each in ids)
+
+
+def _load_run(
+    folder: Path, record: dict[str, Any], config: Config, weights: Weights, device: torch.device
+) -> LoadedRun:
+    vocabulary = _vocabulary(folder, record)
+    file = _weights_file(folder, record, weights)
+    model = _model(folder / RECORD_FILE, config, len(vocabulary), file, OURS)
+    return LoadedRun(folder, record, config, model.to(device), vocabulary)
+
+
+def _load_imported(
+    folder: Path, record: dict[str, Any], composition: Composition, weights: Weights, device: torch.device
+) -> LoadedModel:
     if weights != "last":
         _check_weights(weights)
         raise _fault(folder, "no best weights: an imported model has one set; leave weights out")
-    model = _model(path, composition, num_ids, folder / WEIGHT_FILES["last"], THEIRS)
-    vocabulary = _tokens(folder, record, num_ids)
+    num_ids = composition.model.vocab_size
+    assert num_ids is not None
+    model = _model(folder / MODEL_FILE, composition, num_ids, folder / WEIGHT_FILES["last"], THEIRS)
+    vocabulary = _tokens(folder, record.get("start_id"), num_ids)
     return LoadedModel(folder, record, composition, model.to(device), vocabulary)
 
 
-def _tokens(folder: Path, record: Mapping[str, Any], num_ids: int) -> Tokens | None:
+def _tokens(folder: Path, start_id: int | None, num_ids: int) -> Tokens | None:
     from anatomy.checkpoints.tokenizers_of import read_tokenizer  # runs need no tokenizer
 
     if not lexists(folder / TOKENIZER_FILE):
         return None
-    start_id = record.get("start_id")
-    if start_id is not None and not (isinstance(start_id, int) and 0 <= start_id < num_ids):
-        raise _fault(folder / MODEL_FILE, f"start_id: must be null or one of the model's {num_ids:,} tokens")
     return Tokens(read_tokenizer(folder / TOKENIZER_FILE), num_ids, start_id)
 
 

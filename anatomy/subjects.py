@@ -2,8 +2,8 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from os.path import exists, isdir, isfile  # these never raise: what one may not look at is not there
+from dataclasses import dataclass, replace
+from os.path import exists, isdir, isfile, lexists  # these never raise: what one may not look at is not there
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +13,11 @@ from anatomy.about import top_comment
 from anatomy.axes import BASES
 from anatomy.build import part_faults
 from anatomy.checkpoints.config_json import config_json_of
-from anatomy.checkpoints.field_table import FAMILIES, MAX_SIZES
+from anatomy.checkpoints.field_table import MAX_SIZES
 from anatomy.checkpoints.fields import ReadField, read_fields, read_json
-from anatomy.config import Composition, did_you_mean, parse_composition, parse_config
+from anatomy.config import Composition, Config, did_you_mean, parse_config
 from anatomy.errors import UserError, one_line
-from anatomy.files import CONF
+from anatomy.files import CONF, CONFIG_FILE, MODEL_FILE, RECORD_FILE
 
 MAX_SUBJECTS = 12
 PUBLISHED = CONF / "published"
@@ -97,13 +97,24 @@ def _split(word: str) -> list[str]:
 def _subjects(group: str | list[str]) -> Iterator[Subject]:
     if isinstance(group, list):
         yield from _composed(group)
-    elif group in published():
-        yield _published(group)
-    else:
+    elif group not in published():
         yield _of_path(group)
+    elif not lexists(group):
+        yield _published(group)
+    else:  # as in anatomy-convert, what lies here goes before a built-in name
+        yield _instead_of_published(group)
 
 
 # ------------------------------------------------------------------------------------------------ the kinds
+
+
+def _instead_of_published(name: str) -> Subject:
+    note = f"what lies here as {name!r}; where nothing does, the name is that of a published model"
+    try:
+        subject = _of_path(name)
+    except UserError as error:
+        raise UserError(f"{error}; this is {note}") from None
+    return replace(subject, what=f"{subject.what}; {note}" if subject.what else note)
 
 
 def _published(name: str) -> Subject:
@@ -143,12 +154,12 @@ def _composed(words: list[str]) -> Iterator[Subject]:
 def _ours(name: str, what: str, source: str, composition: Composition, num_symbols: int) -> Subject:
     """A composition of ours, and the config.json that it would have."""
     _refuse_sizes(name, composition)
+    subject = Subject(name, what, source, composition, num_symbols, None, "", (), knows_init=True)
     try:
         read = read_fields(config_json_of(composition, num_symbols=num_symbols))
     except UserError as error:
-        reason = str(error)
-        return Subject(name, what, source, composition, num_symbols, None, reason, (), knows_init=True)
-    return Subject(name, what, source, composition, num_symbols, read.family, "", read.fields, knows_init=True)
+        return replace(subject, no_family=str(error))
+    return replace(subject, family=read.family, fields=read.fields)
 
 
 def _refuse_sizes(name: str, composition: Composition) -> None:
@@ -167,17 +178,15 @@ def _refuse_sizes(name: str, composition: Composition) -> None:
 
 def _of_path(word: str) -> Subject:
     path = Path(word)
-    folder = path.parent if path.name in ("result.json", "model.json") and isfile(path) else path
+    folder = path.parent if path.name in (RECORD_FILE, MODEL_FILE) and isfile(path) else path
     if word and isdir(folder):
-        if isfile(folder / "result.json"):
-            return _run(word, folder)
-        if isfile(folder / "model.json"):
-            return _imported(word, folder)
-        if isfile(folder / "config.json"):
-            return _config_file(word, folder / "config.json")
+        if isfile(folder / RECORD_FILE) or isfile(folder / MODEL_FILE):
+            return _opened(word, folder)
+        if isfile(folder / CONFIG_FILE):
+            return _config_file(word, folder / CONFIG_FILE)
         raise UserError(
-            f"{word!r}: is a folder without config.json, result.json or model.json; type the folder of a run or of a "
-            f"model"
+            f"{word!r}: is a folder without {CONFIG_FILE}, {RECORD_FILE} or {MODEL_FILE}; type the folder of a run or "
+            f"of a model"
         )
     if isfile(path):
         return _config_file(word, path)
@@ -197,44 +206,22 @@ def _config_file(name: str, file: Path) -> Subject:
     return _of_config_json(name, read_json(file), what="", source=str(file))
 
 
-def _run(name: str, folder: Path) -> Subject:
-    from anatomy.runs import read_record
+def _opened(name: str, folder: Path) -> Subject:
+    """A run, or an imported model."""
+    from anatomy.loading import read_folder
 
-    where = repr(str(folder / "result.json"))
-    try:
-        record = read_record(folder) or {}
-    except ValueError as error:
-        raise UserError(one_line(str(error))) from None
-    resolved, data = record.get("config"), record.get("data")
-    if not isinstance(resolved, dict) or not isinstance(data, dict):
-        raise UserError(f"{where}: is no record of a run")
-    config, faults = parse_config(resolved)
-    faults += part_faults(resolved)
-    num_symbols = data.get("vocab_size")
-    if not isinstance(num_symbols, int) or num_symbols < 1:
-        raise UserError(f"{where}: data.vocab_size={num_symbols!r} is no number of characters")
-    if config is None or faults:
-        raise UserError(f"{where}: in its config: {one_line(faults[0])}; it is damaged, or of another version")
-    what = f"a run, {one_line(str(record.get('status')), 20)}, on {one_line(str(data.get('corpus')), 40)}"
-    return _ours(name, what, str(folder), config, num_symbols)
-
-
-def _imported(name: str, folder: Path) -> Subject:
-    file = folder / "model.json"
-    content = read_json(file)
-    plain, family = content.get("composition"), content.get("family")
-    if not isinstance(plain, dict) or family not in FAMILIES:
-        raise UserError(f"{str(file)!r}: is no record of an imported model (no composition of a known family)")
-    composition, faults = parse_composition(plain)
-    faults += part_faults(plain)
-    if composition is None or faults:
-        raise UserError(
-            f"{str(file)!r}: in its composition: {one_line(faults[0])}; it is damaged, or of another version"
-        )
-    if (rows := composition.model.vocab_size) is None:
-        raise UserError(f"{str(file)!r}: in its composition: model.vocab_size is null")
-    what = f"an imported model, {family}"
-    if "trap" in content:
-        what += f", loaded wrongly on purpose by the trap {one_line(str(content['trap']), 60)}"
-    subject = _ours(name, what, str(folder), composition, rows)
-    return Subject(**{**vars(subject), "knows_init": False})
+    record, composition = read_folder(folder)
+    if isinstance(composition, Config):
+        data = record.get("data")
+        data = data if isinstance(data, dict) else {}
+        rows = data.get("vocab_size")
+        if type(rows) is not int or rows < 1:
+            where = repr(str(folder / RECORD_FILE))
+            raise UserError(f"{where}: data.vocab_size={one_line(repr(rows), 60)} is no number of characters")
+        what = f"a run, {record['status']}, on {one_line(str(data.get('corpus')), 40)}"
+        return _ours(name, what, str(folder), composition, rows)
+    what = f"an imported model, {record['family']}"
+    if "trap" in record:
+        what += f", loaded wrongly on purpose by the trap {one_line(str(record['trap']), 60)}"
+    assert composition.model.vocab_size is not None
+    return replace(_ours(name, what, str(folder), composition, composition.model.vocab_size), knows_init=False)

@@ -21,7 +21,6 @@ from anatomy.parts.attn import KVCache
 from anatomy.parts.pos import RoPE
 
 Shape = tuple[int, ...]
-MAX_TOKENS = 2**20
 MAX_PAIRS = 8  # of a head, where angles are told
 MAX_POSITIONS = 16
 

@@ -86,7 +86,7 @@ THETA = _number(1, 1e15, above=True)
 FACTOR = _number(1, 1e6)
 TURNS = _number(0, 1e6, above=True)
 WHOLE_SHARE = Allowed("1", lambda value: value is None or (type(value) in (int, float) and value == 1), False)
-LENGTH = _whole(1, 2**31 - 1)
+LENGTH = _whole(1, MAX_SIZES["ctx_len"])
 WORDS = Allowed("text", lambda value: isinstance(value, str))
 WORDS_OR_NULL = WORDS.or_null()
 TOKEN_IDS = Allowed("a token's number, a list of them", _are_ids).or_null()
@@ -195,7 +195,7 @@ def _gated(
         "intermediate_size": Field("ffn", "width inside the FFN", _whole(1, MAX_HIDDEN), intermediate_size),
         "hidden_act": Field("ffn", "what opens the FFN's gate: x * sigmoid(x)", _one_of("silu", "swish"), "silu"),
         "rms_norm_eps": Field("norm", "added inside the root of RMSNorm", NORM_EPS, 1e-6),
-        "rope_theta": Field("pos", "RoPE's base: the longest wavelength over 2 pi", THETA.or_null(), 10000.0),
+        "rope_theta": Field("pos", "RoPE's base: the longest wavelength over 2 pi", THETA, 10000.0),
         "rope_scaling": Field("pos", "how RoPE is stretched to longer contexts", ANY),
         "rope_parameters": Field("pos", "RoPE's base and stretching, as newer files have them", ANY),
         "partial_rotary_factor": Field("pos", "the share of a head that RoPE turns", WHOLE_SHARE),

@@ -69,12 +69,24 @@ def read_json(path: Path) -> dict[str, Any]:
     if len(raw) > MAX_FILE_BYTES:
         raise UserError(f"{where}: is larger than {MAX_FILE_BYTES // 2**20} MiB, so no config.json of a model")
     try:
-        content = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
+        content = json.loads(
+            raw.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_once
+        )
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else one_line(str(error), 100)
         raise UserError(f"{where}: is no strict JSON: {reason}") from None
     if not isinstance(content, dict):
         raise UserError(f"{where}: is JSON, but no object with the fields of a config.json")
+    return content
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names are told once: of two, one would be ignored."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in content if names.count(name) > 1)
+        raise ValueError(f"{one_line(twice, MAX_VALUE_CHARS)} is given twice in one object")
     return content
 
 
@@ -209,19 +221,22 @@ class _Rope:
 
 def _read_rope(family: Family, config: Mapping[str, Any]) -> _Rope:
     """RoPE's base and settings: `rope_theta` and `rope_scaling` of older files, or `rope_parameters` of newer ones."""
-    homes = [name for name in ("rope_scaling", "rope_parameters") if config.get(name)]
+    homes = [name for name in ("rope_scaling", "rope_parameters") if config.get(name) is not None]
     home = homes[0] if homes else "rope_parameters"
-    said = config.get(home) or {}
+    said = config[home] if homes else {}
     if len(homes) > 1 and config["rope_scaling"] != config["rope_parameters"]:
         return _Rope({}, home, ROPE_KINDS["default"], ["rope_scaling and rope_parameters: are both given, and differ"])
     if not isinstance(said, Mapping):
         fault = f"{home}={_shown(said)}: not supported; it can be null or an object such as {{'rope_type': 'llama3'}}"
         return _Rope({}, home, ROPE_KINDS["default"], [fault])
     name = said.get("rope_type", said.get("type", "default"))
-    if not isinstance(name, str) or name not in ROPE_KINDS or said.get("type", name) != name:
+    if said.get("type", name) != name:
+        fault = f"{home}.type={_shown(said['type'])} is not {home}.rope_type={_shown(name)}"
+        return _Rope({}, home, ROPE_KINDS["default"], [fault])
+    if not isinstance(name, str) or name not in ROPE_KINDS:
         meant = did_you_mean(name, ROPE_KINDS) if isinstance(name, str) else ""
-        word = "type" if "type" in said else "rope_type"
-        fault = f"{home}.{word}={_shown(said.get(word))}: not supported; it can be {', '.join(ROPE_KINDS)}.{meant}"
+        word = "rope_type" if "rope_type" in said else "type"
+        fault = f"{home}.{word}={_shown(name)}: not supported; it can be {', '.join(ROPE_KINDS)}.{meant}"
         return _Rope({}, home, ROPE_KINDS["default"], [fault])
     kind, theta = ROPE_KINDS[name], family.fields["rope_theta"]
     settings = {

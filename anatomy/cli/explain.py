@@ -8,9 +8,11 @@ from typing import Any
 import click
 
 from anatomy import __version__
+from anatomy.checkpoints.field_table import MAX_SIZES
 from anatomy.cli.common import console, run_click
 from anatomy.errors import UserError
 
+MAX_CONTEXT, MAX_TRACED = MAX_SIZES["ctx_len"], 2**20  # tokens
 OLD, NEW = "vanilla", "llama"  # the bases whose parts the story sets side by side
 EXAMPLES = """\b
 anatomy-explain llama3-8b
@@ -25,9 +27,9 @@ anatomy-explain --parts
 @click.command(name="anatomy-explain", epilog=EXAMPLES)
 @click.version_option(__version__)
 @click.argument("what", nargs=-1)
-@click.option("--context", type=click.IntRange(1, 2**31 - 1), help="Tell costs at so many tokens; default: its own.")
+@click.option("--context", type=click.IntRange(1, MAX_CONTEXT), help="Tell costs at so many tokens; default: its own.")
 @click.option("--trace", "is_traced", is_flag=True, help="Walk a text through: every module, every shape.")
-@click.option("--tokens", type=click.IntRange(1, 2**20), help="How many tokens --trace reads at first; default: 3.")
+@click.option("--tokens", type=click.IntRange(1, MAX_TRACED), help="Tokens that --trace reads at first; default: 3.")
 @click.option("--parts", "of_parts", is_flag=True, help="The five parts in one table, then every claim and part.")
 @click.option("--json", "as_json", is_flag=True, help="The same as data.")
 def command(
