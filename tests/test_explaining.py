@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,29 @@ def test_linear_stretching_divides_every_pair() -> None:
     assert [pair.wavelength / pair.plain_wavelength for pair in pairs] == pytest.approx([4.0] * len(pairs))
 
 
+@pytest.mark.parametrize("theta", [1e100, 1e-300])
+def test_angles_that_float32_cannot_hold_are_refused_and_not_divided_by(theta: float) -> None:
+    (subject,) = subjects_of(["base=llama model.vocab_size=9"])
+    pos = {**subject.composition.pos, "theta": theta}  # past what a config may ask for
+    extreme = replace(subject, composition=subject.composition.model_copy(update={"pos": pos}))
+    with pytest.raises(UserError, match=r"^base=llama model.vocab_size=9: pos: .* no angle that float32 can hold"):
+        explain(extreme)
+
+
+@pytest.mark.parametrize(
+    "pos",
+    [
+        "pos.theta=9e14",
+        "pos=rope_linear pos.theta=9e14 pos.factor=9e5",
+        "pos=rope_llama3 pos.theta=9e14 pos.factor=9e5 pos.high_freq_factor=1e300",
+        "pos=rope_yarn pos.theta=9e14 pos.factor=9e5 pos.beta_fast=1e300 pos.beta_slow=1e-300",
+    ],
+)
+def test_the_most_extreme_rope_that_is_allowed_is_told(pos: str) -> None:
+    pairs = told(f"base=llama model.vocab_size=9 {pos}").pairs
+    assert pairs and all(0 < pair.plain_wavelength <= pair.wavelength * (1 + 1e-6) < math.inf for pair in pairs)
+
+
 def test_json_holds_what_the_design_promises() -> None:
     content = json.loads(json.dumps(told("llama3-8b").as_json(), allow_nan=False))
     promised = {
@@ -219,6 +243,21 @@ def test_a_config_json_its_folder_and_its_name_are_the_same_model(tmp_path: Path
     assert not file.knows_init and file.family == "qwen3"
 
 
+def test_what_lies_here_goes_before_a_built_in_name_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"model_type": "qwen2", "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2}
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "llama3-8b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (subject,) = subjects_of(["gpt2"])
+    assert subject.family == "qwen2" and "what lies here as 'gpt2'" in subject.what
+    (subject,) = subjects_of(["gpt2-xl"])
+    assert subject.family == "gpt2" and "lies here" not in subject.what
+    assert "this is what lies here as 'llama3-8b'" in refusal("llama3-8b")
+
+
 def test_a_run_is_explained_from_its_record(tmp_path: Path) -> None:
     config = compose("base=llama", "model.d_model=24")
     record = fake_record("llama") | {"config": config.model_dump(mode="json")}
@@ -243,7 +282,13 @@ def test_an_imported_model_is_explained_from_its_folder(tmp_path: Path) -> None:
     assert subject.family == "qwen2" and not subject.knows_init and explain(subject).sizes["n_kv_head"] == 2
 
 
-@pytest.mark.parametrize("changed", [{"composition": 3}, {"family": "gemma"}, {"composition": {"norm": []}}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"schema": 2}, {"composition": 3}, {"family": "gemma"}, {"family": ["x"]}, {"composition": {"norm": []}},
+        {"start_id": 19}, {"end_ids": [10**12]},
+    ],
+)  # fmt: skip
 def test_a_damaged_imported_model_is_one_line(changed: dict[str, Any], tmp_path: Path) -> None:
     assert "model.json" in refusal(str(imported(tmp_path, **changed)))
 
@@ -264,6 +309,11 @@ def test_a_damaged_imported_model_is_one_line(changed: dict[str, Any], tmp_path:
         (["base=llama 'x"], "cannot be taken apart"),
         (["model.n_layer=2000000000"], "it can be up to 1,000"),
         (["base=llama", "model.n_head=2000000000", "model.d_model=2000000000"], "more than can be explained"),
+        (["base=llama model.vocab_size=9 pos.theta=1e100"], "pos.theta"),
+        (["base=llama model.vocab_size=9 pos.theta=1e-300"], "pos.theta"),
+        (["base=llama model.vocab_size=9 pos=rope_linear pos.factor=1e-40"], "pos.factor"),
+        (["base=llama model.vocab_size=9 pos=rope_yarn pos.theta=1e300"], "pos.theta"),
+        (["base=qwen2 model.vocab_size=9 window=sliding window.first_layer=99"], "window.first_layer=99"),
         (["base=llama", "attn.n_kv_head=3", "model.vocab_size=9"], "does not divide"),
         (["gpt2"] * 13, "at most 12"),
     ],

@@ -272,7 +272,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "rope_scaling.mscale"),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "rope_scaling.truncate"),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1}}, "above beta_slow"),
-    ("llama", {"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2.0}}, "rope_scaling.type"),
+    (
+        "llama",
+        {"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2.0}},
+        'rope_scaling.type="yarn" is not rope_scaling.rope_type="linear"',
+    ),
+    ("llama", {"rope_scaling": {"rope_type": None, "factor": 2.0}}, "rope_scaling.rope_type=null"),
+    *(("llama", {"rope_scaling": nothing}, "rope_scaling=") for nothing in (False, [], 0, "")),
+    ("llama", {"rope_parameters": []}, "rope_parameters=[]"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": False}, "differ"),
+    ("llama", {"rope_theta": None}, "rope_theta=null"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": None}}, "rope_parameters.rope_theta=null"),
+    ("llama", {"rope_scaling": {"rope_type": "linear", "factor": None}}, "rope_scaling.factor=null"),
     ("llama", {"rope_scaling": "linear"}, "rope_scaling"),
     ("llama", {"rope_scaling": {"type": ["x"]}}, "rope_scaling.type"),
     ("llama", {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "rope_theta"),
@@ -325,6 +336,7 @@ def test_another_family_is_refused_by_name(config: dict[str, Any], said: str) ->
     "content",
     [
         b"", b"{", b"[]", b"3", b"null", b'{"model_type": "llama", "rms_norm_eps": NaN}', b'{"a": 1e999}', b"\xff{}",
+        b'{"model_type": "llama", "vocab_size": 9, "vocab_size": 10}', b'{"a": {"b": 1, "c": 2, "b": 1}}',
         b"[" * 100_000, b'{"a":' * 50_000, b'{"a": ' + b"1" * 10_000 + b"}", b" " * (5 * 2**20),
     ],
     ids=lambda content: repr(content[:12]),
@@ -336,6 +348,16 @@ def test_a_file_that_is_no_config_is_one_line(content: bytes, tmp_path: Path) ->
         read_fields(read_json(file))
     assert str(file) in str(caught.value) or "no model_type" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_name_given_twice_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "llama", "rope_theta": 1e4, "x": [{"\\u001b": 1, "\\u001b": 1}]}', encoding="utf-8")
+    with pytest.raises(UserError, match=r"\\x1b is given twice"):
+        read_json(file)
+    file.write_text('{"rope_theta": 1e4, "rope_theta": 1e6}', encoding="utf-8")
+    with pytest.raises(UserError, match="rope_theta is given twice in one object"):
+        read_json(file)
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:

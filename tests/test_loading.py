@@ -31,6 +31,7 @@ from anatomy.sampling import Knobs
 from anatomy.tokens import Tokens
 
 HUGE = 10**9
+BAD_IDS = ({"a": [1]}, "x", 5, None, [307], [-1], [10**12], [True], [[1]])  # of a vocabulary of 307
 WORDS = ("base=llama", "train.steps=4", "train.eval_every=2", "train.dropout=0.2")
 
 
@@ -579,10 +580,23 @@ def test_of_a_long_context_an_evaluation_takes_a_part(tmp_path: Path) -> None:
         (lambda content: content["composition"]["attn"].update(n_kv_head=4), "of another shape"),
         (lambda content: content.update(start_id=307), "start_id: must be null or one of the model's 307 tokens"),
         (lambda content: content.update(start_id=[1]), "start_id: must be null"),
+        (lambda content: content.update(start_id=True), "start_id: must be null"),
+        *((lambda content, ids=ids: content.update(end_ids=ids), "end_ids: must be a list") for ids in BAD_IDS),
+        (lambda content: content.update(family=["x"]), "family: can be llama"),
+        (lambda content: content.pop("family"), "family: can be llama"),
+        (
+            lambda content: content["composition"]["norm"].update(name="layer"),
+            "norm=layer of class RMSNorm is no built",
+        ),
+        (lambda content: content["composition"]["norm"].update(name="../norm/rms"), "of class RMSNorm is no built"),
+        (lambda content: content["composition"]["norm"].update(name="x\x1b"), "norm=x\\x1b of class RMSNorm is no"),
     ],
 )
-def test_a_damaged_model_json_is_refused_in_a_line(tmp_path: Path, change: Callable[[dict], object], said: str) -> None:
-    imported(tmp_path / "model", tokenizer=byte_level())
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_a_damaged_model_json_is_refused_in_a_line(
+    tmp_path: Path, has_tokenizer: bool, change: Callable[[dict], object], said: str
+) -> None:
+    imported(tmp_path / "model", tokenizer=byte_level() if has_tokenizer else None)
     edit(tmp_path / "model" / "model.json", change)
     assert said in fault(tmp_path / "model")
 
