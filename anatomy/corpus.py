@@ -94,6 +94,10 @@ class Vocabulary:
         """The characters of a text that are not known, each once, in the order of the text."""
         return [char for char in dict.fromkeys(text) if char not in self.chars]
 
+    def behind_first(self, text: str) -> str:
+        """What of a text all its ids but the first stand for."""
+        return text[1:]
+
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Turn ids back into text. Raises ValueError for an id outside the vocabulary."""
         index = np.asarray(ids, dtype=np.int64)

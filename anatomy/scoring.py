@@ -31,6 +31,7 @@ class Passages:
     part      `test`, of a run's own text, or `whole`
     sha256    of all the text in UTF-8
     text      what is scored: the stretches, joined by nothing
+    predicted what of it is predicted: all but what the first id of each stretch stands for (see Codec.behind_first)
     ids       int32
     segments  the stretches of `ids`; a model reads each from its beginning, without the others
     notes     short sentences on what was done to the text
@@ -41,6 +42,7 @@ class Passages:
     sha256: str
     codec: Codec
     text: str
+    predicted: str
     ids: NDArray[np.int32]
     segments: tuple[Segment, ...]
     notes: tuple[str, ...] = ()
@@ -48,10 +50,6 @@ class Passages:
     def batch_at(self, starts: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The windows that begin at `starts` (B,): inputs and targets, int64 (B, T) each, T = length."""
         return windows_at(self.ids, starts, length)
-
-    def text_of_targets(self) -> str:
-        """What is predicted: all but the first id of each stretch. A character that those ids only end is U+FFFD."""
-        return "".join(self.codec.decode(self.ids[start + 1 : stop]) for start, stop in self.segments)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ import torch
 from made_models import NUM_TOKENS, byte_level, imported
 from rich.console import Console
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, normalizers, processors
 
 from anatomy import runner
 from anatomy.cli import eval as cli
@@ -448,6 +449,37 @@ def test_an_imported_model_is_scored_by_token_and_its_bits_are_by_character(
     assert found["bits_per_byte"] == pytest.approx(sum(nats) / math.log(2) / num_bytes, rel=1e-6)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss_nats"]))
     assert found["chars_per_target"] == num_chars / found["num_targets"]
+
+
+def letters(*, unk_token: str | None = None) -> Tokenizer:
+    """Some characters, one token each, and no bytes."""
+    vocabulary = {char: index for index, char in enumerate("<ab é")}
+    return Tokenizer(models.BPE(vocabulary, [], unk_token=unk_token))
+
+
+def test_characters_are_counted_in_the_text_and_not_in_what_the_tokenizer_makes_of_it(
+    tmp_path: Path, shell: Shell
+) -> None:
+    tokenizer, text = letters(), "ae\u0301 B" * 9
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    tokenizer.post_processor = processors.TemplateProcessing(single="< $A", special_tokens=[("<", 0)])
+    imported(tmp_path / "model", tokenizer=tokenizer)
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    found = shell.json(tmp_path / "model", "--text", tmp_path / "text.txt")
+    assert found["num_targets"] == 4 * 9 and found["num_chars"] == len(text) == 5 * 9
+    bits = found["loss_nats"] / math.log(2) * found["num_targets"]
+    assert found["bits_per_char"] == pytest.approx(bits / len(text))
+    assert found["bits_per_byte"] == pytest.approx(bits / len(text.encode()))
+
+
+@pytest.mark.parametrize("unk_token", [None, "<"])
+def test_a_text_that_the_tokenizer_has_no_tokens_for_is_refused(
+    tmp_path: Path, shell: Shell, unk_token: str | None
+) -> None:
+    imported(tmp_path / "model", tokenizer=letters(unk_token=unk_token))
+    (tmp_path / "text.txt").write_text("ab axb" * 9, encoding="utf-8")
+    said = shell.refused(tmp_path / "model", "--text", tmp_path / "text.txt")
+    assert "lacks: 'x' (U+0078) at index 4" in said and "text.txt" in said
 
 
 def test_beside_an_imported_model_stands_no_table_but_xz_in_the_same_units(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_models import END, NUM_TOKENS, SENTENCES, byte_level, composition_of, lively
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from anatomy.checkpoints.tokenizers_of import tokenizer_of_chars
 from anatomy.corpus import Vocabulary
@@ -16,7 +16,7 @@ from anatomy.errors import UserError
 from anatomy.model import Transformer
 from anatomy.sample import prompt_ids, sample
 from anatomy.sampling import Knobs
-from anatomy.tokens import HALF, Codec, Tokens
+from anatomy.tokens import HALF, Codec, Tokens, TokenSpeller
 
 TEXT = "the keys 中文, é 👩‍👩‍👧\n\n  and\0 e\u0301 🙂"
 WARM = Knobs(temperature=1.0)
@@ -76,6 +76,111 @@ def test_unknown_characters_are_named_in_the_same_words() -> None:
     assert messages[0] == messages[1]
 
 
+ALPHABET = {"<unk>": 0, "a": 1, "b": 2, "é": 3}
+
+
+def letters(kind: str, normalizer: normalizers.Normalizer | None = None) -> Tokens:
+    """Three letters and no bytes. What is none of them is dropped, or has the unknown token."""
+    scores = [(token, -1.0) for token in ALPHABET]
+    tokenizer = Tokenizer(
+        {
+            "dropped": lambda: models.BPE(ALPHABET, []),
+            "each unknown": lambda: models.BPE(ALPHABET, [], unk_token="<unk>"),
+            "unknown together": lambda: models.BPE(ALPHABET, [], unk_token="<unk>", fuse_unk=True),
+            "unigram": lambda: models.Unigram(scores, 0, False),
+        }[kind]()
+    )
+    tokenizer.add_special_tokens([AddedToken("<unk>", normalized=False)])
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    return Tokens(tokenizer, len(ALPHABET))
+
+
+@pytest.mark.parametrize("kind", ["dropped", "each unknown", "unknown together", "unigram"])
+def test_a_character_that_no_token_stands_for_is_refused_by_name(kind: str) -> None:
+    tokens = letters(kind)
+    for text, unknown in {"axb": "x", "x": "x", "a b\n": " \n", "éyaxxyb": "yx", "xaxb": "x", "xé": "x"}.items():
+        assert tokens.unknown(text) == list(unknown)
+        with pytest.raises(UserError, match=r"the vocabulary of 4 lacks: ") as error:
+            tokens.encode(text)
+        for char in unknown:
+            assert f"{char!r} (U+{ord(char):04X}) at index {text.index(char)}" in str(error.value)
+    assert tokens.unknown("abé") == [] and tokens.encode("abé").tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["dropped", "each unknown", "unknown together", "unigram"])
+def test_the_unknown_token_may_be_meant(kind: str) -> None:
+    assert letters(kind).encode("a<unk>b").tolist() == [1, 0, 2]
+
+
+def test_a_word_that_is_no_token_is_refused_though_its_letters_are() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "ab": 3}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens = Tokens(tokenizer, 4)
+    assert tokens.encode("ab a").tolist() == [3, 1] and tokens.unknown("ab a") == []
+    assert tokens.unknown("a ba") == ["b", "a"]
+    with pytest.raises(UserError, match="lacks"):
+        tokens.encode("a ba")
+
+
+@pytest.mark.parametrize("kind", ["dropped", "each unknown", "unigram"])
+def test_what_a_normaliser_makes_of_a_text_is_no_fault(kind: str) -> None:
+    assert letters(kind, normalizers.NFC()).encode("ae\u0301b").tolist() == [1, 3, 2]
+    assert letters(kind, normalizers.Lowercase()).encode("AÉb").tolist() == [1, 3, 2]
+    assert letters(kind, normalizers.Strip()).encode("  ab ").tolist() == [1, 2]
+    for normalizer in (normalizers.NFC(), normalizers.Lowercase()):
+        assert letters(kind, normalizer).unknown("aXb") == ["X"]
+
+
+def test_a_character_that_the_normaliser_made_of_several_and_no_token_stands_for_is_refused_by_those() -> None:
+    assert letters("dropped", normalizers.NFC()).unknown("abo\u0301") == ["o", "\u0301"]
+
+
+def test_blanks_that_a_post_processor_takes_off_the_stretches_are_no_lost_ones() -> None:
+    tokenizer = byte_level()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    text = "   the  key \n"
+    tokens = Tokens(tokenizer, NUM_TOKENS)
+    assert tokens.unknown(text) == [] and tokens.encode(text).tolist() == TOKENS.encode(text).tolist()
+    assert tokens.behind_first(text) == TOKENS.behind_first(text) == text[len(TOKENS.decode(TOKENS.encode(text)[:1])) :]
+
+
+def test_a_text_is_read_whole_however_the_tokenizer_was_saved() -> None:
+    tokenizer = byte_level()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=99)
+    assert Tokens(tokenizer, NUM_TOKENS).encode(TEXT).tolist() == TOKENS.encode(TEXT).tolist()
+
+
+# ------------------------------------------------------------------------------------------------ what ids stand for
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("text", [TEXT, "the key", "t", "", "  the"])
+def test_behind_its_first_id_stands_the_rest_of_a_text(name: str, text: str) -> None:
+    codec = CODECS[name]
+    if codec.unknown(text):
+        pytest.fail("the texts are all of known characters")
+    first = codec.decode(codec.encode(text)[:1])
+    assert first + codec.behind_first(text) == text
+
+
+def test_a_mark_of_the_beginning_stands_for_no_character_and_a_spelled_one_for_its_own() -> None:
+    marked = Tokens(byte_level(marks_beginning=True), NUM_TOKENS)
+    assert marked.behind_first("the key") == "the key" and marked.behind_first(f"{END}the") == f"{END}the"
+    assert TOKENS.behind_first(f"{END}the") == "the"
+
+
+def test_a_character_that_the_first_token_begins_counts_for_the_last_that_shares_it() -> None:
+    assert TOKENS.decode(TOKENS.encode("👩b")[:1]) == HALF and TOKENS.behind_first("👩b") == "👩b"
+
+
+def test_characters_are_those_of_the_text_and_not_of_what_a_normaliser_made_of_it() -> None:
+    assert letters("dropped", normalizers.NFC()).behind_first("e\u0301ae\u0301") == "ae\u0301"
+    lengthened = normalizers.Replace("b", "éé")
+    assert letters("dropped", lengthened).behind_first("aba") == "ba"
+
+
 # ------------------------------------------------------------------------------------------------ halves
 
 
@@ -99,7 +204,35 @@ def test_the_character_that_stands_for_half_of_one_may_be_meant() -> None:
 def test_whatever_is_drawn_comes_to_what_all_of_it_is(ids: list[int]) -> None:
     pieces = spelled(TOKENS, ids)
     assert "".join(pieces) == TOKENS.decode(ids)
-    assert not any(piece.endswith(HALF) for piece in pieces[:-1])
+    for at, piece in enumerate(pieces[:-1]):  # a half is written when nothing can complete it any more
+        assert not piece.endswith(HALF) or pieces[at - 3 : at] == [""] * 3
+
+
+def test_halves_without_end_are_written_as_they_come_and_each_token_costs_the_same() -> None:
+    continuing = TOKENS.encode("è").tolist()[-1]
+    assert TOKENS.decode([continuing]) == HALF
+    num_decoded: list[int] = []
+
+    def text_of(ids: list[int]) -> str:
+        num_decoded.append(len(ids))
+        return TOKENS.decode(ids)
+
+    speller = TokenSpeller(text_of, TOKENS.encode("the").tolist())
+    pieces = [speller.add(continuing) for _ in range(400)]
+    assert max(num_decoded) <= 8
+    for end in range(1, 401):
+        assert end - 5 < len("".join(pieces[:end])) <= end
+    text = "".join(pieces) + "".join(speller.add(each) for each in TOKENS.encode("中").tolist()) + speller.rest()
+    assert text == HALF * 400 + "中"
+
+
+def test_bytes_without_end_that_are_tokens_of_their_own_are_written_too() -> None:
+    tokens = with_blanks_in_words()
+    pieces = spelled(
+        tokens, [1 + 0x80] * 99 + [1 + byte for byte in "中".encode()] + [tokens.tokenizer.token_to_id("s")]
+    )
+    assert sum(map(bool, pieces[:99])) >= 24 and max(map(len, pieces)) <= 8
+    assert "".join(pieces) == HALF * 102 + "s"  # one byte that is no character spoils all in its row
 
 
 @cache
@@ -228,4 +361,4 @@ def test_nothing_that_a_watcher_has_seen_is_taken_back(seed: int) -> None:
     (made,) = sample(
         model(), TOKENS, window=11, num_tokens=60, knobs=WARM, seed=seed, watch=lambda _, piece: seen.append(piece)
     )
-    assert made.continuation == "".join(seen) and not any(piece.endswith(HALF) for piece in seen[:-1])
+    assert made.continuation == "".join(seen) and all(seen)

@@ -77,7 +77,8 @@ def command(
 
     Windows of LENGTH characters begin every STRIDE characters, and every character but the first of each stretch of
     text is predicted and counted once. RUN may also be the folder of an imported model, which needs a --text: then
-    lengths, nats and perplexity are by token, bits still by character. Exits with 1 when no loss is a finite number.
+    lengths, nats and perplexity are by token, bits still by character: of the text as it stands in the file, whatever
+    the tokenizer makes of it. Exits with 1 when no loss is a finite number.
     """
     import torch
 
@@ -143,9 +144,8 @@ def evaluate(
         losses[length] = finite(mean_nats(of_targets))
         if losses[length] is None:
             notes.append(f"length {length}: the loss is not a finite number; these weights are no model")
-    predicted = scored.text_of_targets()
-    chars_per_target = len(predicted) / num_targets
-    chars_per_byte = len(predicted) / max(1, len(predicted.encode("utf-8")))
+    chars_per_target = len(scored.predicted) / num_targets
+    chars_per_byte = len(scored.predicted) / max(1, len(scored.predicted.encode("utf-8")))
     rungs, reason = _rungs(run, scored, windows[first], chars_per_target)
     if reason:
         notes.append(reason)
@@ -221,9 +221,9 @@ def _own_text(run: "LoadedModel") -> "Passages":
     except UserError as error:
         raise UserError(f"{error}; to evaluate on another text, type: --text PATH") from None
     notes = ("the text has no test part: validation serves as test",) if corpus.test_is_val else ()
-    return Passages(
-        corpus.name, "test", corpus.sha256, corpus.vocabulary, corpus.text("test"), corpus.ids, corpus.test, notes
-    )
+    text, vocabulary = corpus.text("test"), corpus.vocabulary
+    predicted = "".join(vocabulary.decode(corpus.ids[start + 1 : stop]) for start, stop in corpus.test)
+    return Passages(corpus.name, "test", corpus.sha256, vocabulary, text, predicted, corpus.ids, corpus.test, notes)
 
 
 def text_of_file(path: str, codec: "Codec") -> "Passages":
@@ -244,7 +244,8 @@ def text_of_file(path: str, codec: "Codec") -> "Passages":
         ids = codec.encode(text.text)
     except UserError as error:
         raise UserError(f"--text {path!r}: {error}") from None
-    return Passages(path, "whole", text.sha256, codec, text.text, ids, ((0, len(ids)),), text.notes)
+    whole, predicted = ((0, len(ids)),), codec.behind_first(text.text)
+    return Passages(path, "whole", text.sha256, codec, text.text, predicted, ids, whole, text.notes)
 
 
 def _unreadable(run: "LoadedModel", longest: dict[int, int]) -> dict[int, str]:
