@@ -192,7 +192,8 @@ class Tokens:
             return []
         chars = dict.fromkeys("".join(stretches))
         found = [char for char in chars if any(each in (char, *self._normalised(char)) for each in lost)]
-        return found or [char for char in chars if char not in written]  # of several the normaliser made one
+        # The normaliser made one of several: those of which nothing is left, or who knows which.
+        return found or [char for char in chars if char not in written] or list(chars)
 
     def _normalised(self, text: str) -> str:
         normalizer = self.tokenizer.normalizer
