@@ -1,7 +1,6 @@
 """The timed measures that a study asks for beside its runs, kept in its folder as measures.json."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from anatomy.measures_file import MEASURES_FILE, Measures, read_measures
 from anatomy.norm_calls import norm_calls, norms
 from anatomy.record import commit, device_name
 from anatomy.runs import SCHEMA
+from anatomy.threads import using_threads
 
 _Measure = Callable[[Sequence[Config], int, torch.device], dict[str, Any]]
 _MEASURES: Mapping[str, _Measure] = {
@@ -33,7 +33,7 @@ def take(
     `decode` takes its smaller size from the first config. All runs on `threads` threads, whatever the configs say.
     """
     configs = [_with_threads(config, threads) for config in configs]
-    with _threads(threads):
+    with using_threads(threads):
         measured = {kind: _MEASURES[kind](configs, num_symbols, device) for kind in kinds}
     return {
         "schema": SCHEMA,
@@ -110,13 +110,3 @@ _ANSWERS: Mapping[str, Callable[[Measures, Sequence[Config], int], bool]] = {
 
 def _with_threads(config: Config, threads: int) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"threads": threads})})
-
-
-@contextmanager
-def _threads(num: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

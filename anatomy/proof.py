@@ -15,7 +15,6 @@ in what that axis owns, and nowhere else:
 
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from anatomy.build import MATCHED, build_model, derived, with_hidden, with_parts
 from anatomy.config import Config
 from anatomy.errors import UserError
 from anatomy.model import Transformer, init_digests, initialise
+from anatomy.threads import using_threads
 
 NUM_SEQUENCES, MAX_TOKENS = 2, 16  # of the batch that both models read; behind a window, so many more tokens
 PERTURBATION_STD = 0.1  # added to every tensor, so that what starts at zero (a shift, a bias) shows as well
@@ -88,17 +88,6 @@ def take_print(config: Config, num_symbols: int, num_tokens: int) -> Print:
 
 def _words(config: Config) -> str:
     return " ".join(f"{axis}={part}" for axis, part in config.parts.items())
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread for a while: where cores are busy, more threads took five times as long, for waiting."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def _perturb(model: Transformer) -> None:
@@ -174,7 +163,7 @@ class Prover:
         """
         key = f"{num_symbols} {config.model_dump_json(include={'base', *AXES, 'model', 'match'})}"
         if key not in self._faults:
-            with _one_thread():
+            with using_threads(1):  # where cores are busy, more took five times as long, for waiting
                 self._faults[key] = list(self._find_faults(config, num_symbols))
         return self._faults[key]
 

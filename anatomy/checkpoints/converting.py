@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from os.path import lexists
+from os.path import isdir, lexists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anatomy.checkpoints.exporting import write_published
 from anatomy.checkpoints.importing import PublishedModel, read_source, write_model
-from anatomy.checkpoints.parity import Parity, compare, is_checkable, open_folder, open_theirs
+from anatomy.checkpoints.parity import Parity, compare, is_checkable, open_folder, open_theirs, unreached
 from anatomy.checkpoints.sources import is_source, safetensors_of
 from anatomy.checkpoints.tokenizers_of import (
     CHARS_CONFIG,
@@ -37,6 +37,8 @@ from anatomy.model import Transformer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+WINDOW_NOTE = "a GGUF file of LLaMA's kind tells of no sliding window: a Mistral that has one reads everything here"
+
 
 @dataclass(frozen=True)
 class Converted:
@@ -47,7 +49,9 @@ class Converted:
     parts       axis -> part
     dtypes      what its tensors are stored in
     tokenizer   what its tokens are, or why there is none
-    parity      None where nothing was compared; `unchecked` says why
+    parity      None where nothing was compared
+    unchecked   what was not compared; empty where all was
+    note        what the file leaves open; empty where nothing
     """
 
     is_import: bool
@@ -58,6 +62,7 @@ class Converted:
     tokenizer: str
     parity: Parity | None
     unchecked: str
+    note: str = ""
 
 
 class NotTheSame(Exception):
@@ -77,7 +82,7 @@ def convert(source: Path, folder: Path, *, verify: bool = True) -> Converted:
     """
     if lexists(source / RECORD_FILE) or lexists(source / MODEL_FILE):
         return _export(source, folder, verify)
-    if source.is_dir() and not is_source(source):
+    if isdir(source) and not is_source(source):
         raise UserError(
             f"{str(source)!r}: holds neither a published model ({CONFIG_FILE}) nor one of ours ({RECORD_FILE} of a "
             f"run, {MODEL_FILE} of an imported one)"
@@ -103,6 +108,7 @@ def _import(published: PublishedModel, folder: Path, verify: bool) -> Converted:
         tokenizer,
         parity,
         unchecked,
+        WINDOW_NOTE if published.source.format == "gguf" and published.family == "llama" else "",
     )
 
 
@@ -141,7 +147,9 @@ def _export(source: Path, folder: Path, verify: bool) -> Converted:
             read_tokenizer(source / TOKENIZER_FILE).save(str(filled / TOKENIZER_FILE))
         if vocabulary is not None:
             write_json(filled / TOKENIZER_CONFIG_FILE, dict(CHARS_CONFIG))
-        parity, unchecked = _checked(verify, lambda: load(source).model, lambda: open_folder(filled), composition)
+        parity, unchecked = _checked(
+            verify, lambda: load(source).model, lambda: open_folder(filled, repr(str(folder))), composition
+        )
     return Converted(
         False,
         config["model_type"],
@@ -157,7 +165,7 @@ def _export(source: Path, folder: Path, verify: bool) -> Converted:
 def _checked(
     verify: bool, ours: Callable[[], Transformer], theirs: Callable[[], Any], composition: Composition
 ) -> tuple[Parity | None, str]:
-    """The parity of two models, or None and why nothing was compared. Raises NotTheSame."""
+    """The parity of two models, or None, and what was not compared. Raises NotTheSame."""
     if not verify:
         return None, "not compared with transformers, as asked"
     if not is_checkable():
@@ -165,4 +173,5 @@ def _checked(
     parity = compare(ours, theirs, composition)
     if not parity.holds:
         raise NotTheSame(parity)
-    return parity, ""
+    too_short_for = unreached(composition, parity.positions)
+    return parity, f"the text did not reach {' and '.join(too_short_for)}" if too_short_for else ""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anatomy.checkpoints.config_json import config_json_of
 from anatomy.checkpoints.names import HUGGING_FACE, Place
-from anatomy.checkpoints.sources import DTYPES, StoredTensor
+from anatomy.checkpoints.sources import DTYPES, StoredTensor, itself
 from anatomy.checkpoints.writing import write_safetensors
 from anatomy.config import Composition
 from anatomy.files import CONFIG_FILE, WEIGHTS_FILE, write_json
@@ -78,7 +78,7 @@ def as_transformers(model: Transformer, composition: Composition) -> Any:
     config = config_json_of(composition, num_symbols=model.num_symbols)
     theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     tensors = {
-        name: StoredTensor(tuple(tensor.shape), DTYPES[tensor.dtype], partial(_itself, tensor))
+        name: StoredTensor(tuple(tensor.shape), DTYPES[tensor.dtype], partial(itself, tensor))
         for name, tensor in model.state_dict().items()
     }
     published = published_tensors(config["model_type"], model.num_symbols, tensors)
@@ -86,7 +86,3 @@ def as_transformers(model: Transformer, composition: Composition) -> Any:
     tied = HUGGING_FACE[config["model_type"]].place("output.weight").name if model.output is None else None
     assert not surplus and set(lacking) <= {tied}, f"{lacking} {surplus}"
     return theirs.eval()
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor

@@ -1,7 +1,8 @@
 """A GGUF file, llama.cpp's kind: what it says of itself in the words of a config.json, and its tensors as float32.
 
-The header is read here, every length in it held against what the file has: a hostile one costs no more time and memory
-than its bytes. What the kinds of blocks are, and how their few bits become numbers, the `gguf` package knows.
+The header is read here, every length in it held against what the file has, and 32 MiB of it at most: a hostile one
+costs no more than its bytes as Python's objects, some 25 times as many. What the kinds of blocks are, and how their few
+bits become numbers, the `gguf` package knows.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -19,8 +20,8 @@ import torch
 from torch import Tensor
 
 from anatomy.checkpoints.names import GGUF
-from anatomy.checkpoints.sources import Source, StoredTensor, first_of, plain_file
-from anatomy.errors import UserError, one_line
+from anatomy.checkpoints.sources import Source, StoredTensor, plain_file
+from anatomy.errors import UserError, first_of, one_line
 
 MAX_HEADER_BYTES = 2**25  # several times what the largest vocabularies take
 MAX_DIMENSIONS = 4  # the format's own

@@ -15,10 +15,10 @@ from torch import Tensor
 from anatomy.build import build_model
 from anatomy.checkpoints.fields import FAMILIES, read_fields
 from anatomy.checkpoints.names import Place
-from anatomy.checkpoints.sources import DTYPES, Source, StoredTensor, first_of, open_source
+from anatomy.checkpoints.sources import DTYPES, Source, StoredTensor, open_source
 from anatomy.checkpoints.writing import write_safetensors
 from anatomy.config import Composition
-from anatomy.errors import UserError, one_line
+from anatomy.errors import UserError, first_of, one_line
 from anatomy.files import CONFIG_FILE, MODEL_FILE, WEIGHTS_FILE, write_json
 from anatomy.model import Transformer
 
@@ -92,8 +92,11 @@ def _vocab_size(composition: Composition) -> int:
 def _shapes(composition: Composition) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of a model, by name. One block is built, of which the others are copies in this: a
     config may claim any number of them."""
-    sizes = composition.model.model_copy(update={"n_layer": 1})
-    model = build_model(composition.model_copy(update={"model": sizes}), _vocab_size(composition))
+    sizes, window = composition.model.model_copy(update={"n_layer": 1}), dict(composition.window)
+    if "first_layer" in window:
+        window["first_layer"] = 0  # a window that this block does not reach would be refused
+    one_block = composition.model_copy(update={"model": sizes, "window": window})
+    model = build_model(one_block, _vocab_size(composition))
     shapes = {}
     for name, tensor in model.state_dict().items():
         for layer in range(composition.model.n_layer) if name.startswith("blocks.0.") else (0,):

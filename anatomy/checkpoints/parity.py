@@ -10,6 +10,7 @@ import gc
 import importlib.util
 import inspect
 import io
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -25,8 +26,10 @@ from anatomy.config import Composition
 from anatomy.decoding import decoder
 from anatomy.errors import UserError, one_line
 from anatomy.model import Transformer
+from anatomy.threads import half_the_threads
 
-TOLERANCE = 1e-4  # of a logit, or of the largest where that is above 1
+MIN_TOLERANCE, MAX_TOLERANCE = 1e-4, 1e-3  # of a logit
+ROUNDINGS = 4  # two programs are found up to twice as far apart as one is from itself
 NUM_POSITIONS = 64
 BEYOND_WINDOW = 16  # so many more than a window holds
 MAX_POSITIONS = 512  # logits of more would take much room
@@ -36,22 +39,32 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Parity:
-    """How far two models are apart, over all positions and the whole vocabulary."""
+    """How far two models are apart, over all positions and the whole vocabulary.
+
+    rounding  how far transformers' own model is from itself, in one pass and with its cache: what float32 costs here
+    """
 
     max_logit_difference: float
     max_cached_logit_difference: float
     positions: int
-    largest_logit: float
+    rounding: float
 
     @property
     def tolerance(self) -> float:
-        """How far they may be apart."""
-        return TOLERANCE * max(1.0, self.largest_logit)
+        """How far they may be apart. How large the logits are plays no part: what all have in common changes no
+        probability, and would hide a wrong activation."""
+        return min(max(MIN_TOLERANCE, ROUNDINGS * self.rounding), MAX_TOLERANCE)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the logits are numbers, so that they can be compared."""
+        return all(map(math.isfinite, (self.max_logit_difference, self.max_cached_logit_difference, self.rounding)))
 
     @property
     def holds(self) -> bool:
-        """Whether they are the same model; differences that are no numbers say that they are not."""
-        return self.max_logit_difference <= self.tolerance and self.max_cached_logit_difference <= self.tolerance
+        """Whether they are the same model."""
+        largest = max(self.max_logit_difference, self.max_cached_logit_difference)
+        return self.is_finite and largest <= self.tolerance
 
 
 def is_checkable() -> bool:
@@ -66,15 +79,14 @@ def num_positions(composition: Composition) -> int:
     return min(max(NUM_POSITIONS, beyond), composition.model.ctx_len)
 
 
-@contextmanager
-def half_the_threads() -> Iterator[None]:
-    """Compute with half of the threads: where cores are busy, single tokens on all of them took three times as long."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, num_threads // 2))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
+def unreached(composition: Composition, positions: int) -> list[str]:
+    """What a text of so many tokens is too short for."""
+    limits = {
+        "the end of its window of {:,} positions": composition.window.get("size"),
+        "positions beyond the {:,} that RoPE was stretched from": composition.pos.get("original_len"),
+    }
+    context = composition.model.ctx_len
+    return [words.format(limit) for words, limit in limits.items() if limit and positions <= limit < context]
 
 
 @half_the_threads()
@@ -93,7 +105,7 @@ def compare(ours: Callable[[], Transformer], theirs: Callable[[], Any], composit
         float((one_pass - their_pass).abs().max()),
         float((cached - their_cached).abs().max()),
         ids.shape[1],
-        float(their_pass.abs().max()),
+        float((their_pass - their_cached).abs().max()),
     )
 
 
@@ -101,7 +113,8 @@ def _pieces(ids: Tensor) -> Iterator[Tensor]:
     """The tokens as the cached passes read them: some at once, then each alone."""
     num_first = max(1, int(FIRST_PIECE * ids.shape[1]))
     yield ids[:, :num_first]
-    yield from ids[:, num_first:].split(1, dim=1)
+    for position in range(num_first, ids.shape[1]):
+        yield ids[:, position : position + 1]
 
 
 def _cached(model: Transformer, ids: Tensor) -> Tensor:
@@ -133,26 +146,35 @@ def open_theirs(source: Source) -> Any:
 
     Raises: UserError where transformers cannot.
     """
-    try:
-        return _of_gguf(source) if source.format == "gguf" else open_folder(source.path)
-    except UserError:
-        raise
-    except Exception as error:  # what it raises at a folder that it does not understand has no end
-        reason = one_line(f"{type(error).__name__}: {error}".partition("\n")[0], 200)
-        raise UserError(
-            f"{source.where}: transformers cannot open it, so there is nothing to compare with ({reason}); type "
-            f"--no-verify to go without"
-        ) from None
+    if source.format != "gguf":
+        return open_folder(source.path, source.where)
+    with _refusal_told(source.where):
+        return _of_gguf(source)
 
 
-def open_folder(folder: Path) -> Any:
-    """The model in a Hugging Face folder, as transformers opens it. No code of the folder's own is run."""
+def open_folder(folder: Path, where: str) -> Any:
+    """The model in a Hugging Face folder, likewise; `where` is what messages call it. No code of its own is run."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
-    )
-    return model.eval()
+    with _refusal_told(where):
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
+        )
+        return model.eval()
+
+
+@contextmanager
+def _refusal_told(where: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # what it raises at a model that it does not understand has no end
+        reason = one_line(f"{type(error).__name__}: {error}".partition("\n")[0], 200)
+        raise UserError(
+            f"{where}: transformers cannot open it, so there is nothing to compare with ({reason}); type "
+            f"--no-verify to go without"
+        ) from None
 
 
 def _of_gguf(source: Source) -> Any:

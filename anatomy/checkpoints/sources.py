@@ -19,12 +19,13 @@ from torch import Tensor
 
 from anatomy.checkpoints.fields import read_json
 from anatomy.checkpoints.names import HUGGING_FACE, Naming
-from anatomy.errors import UserError, one_line
+from anatomy.errors import UserError, first_of, one_line
 from anatomy.files import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE, is_plain_name
 
 Format = Literal["safetensors", "pytorch", "gguf"]
 
 INDEX_SUFFIX = ".index.json"
+ADAPTER_FILE = "adapter_config.json"  # transformers adds the adapter that it describes to the model
 MAX_PICKLE_BYTES = 2**24  # of the part of a PyTorch file that is not the tensors' content
 DTYPES: Mapping[torch.dtype, str] = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """What weights are stored in, in the words of safetensors."""
@@ -40,6 +41,11 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], Tensor]
+
+
+def itself(tensor: Tensor) -> Tensor:
+    """What reading a tensor is that is held already."""
+    return tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +74,11 @@ class Source:
 
 def is_source(path: Path) -> bool:
     """Whether something looks like a published model: a GGUF file, or a folder with a config.json."""
-    return path.suffix.lower() == ".gguf" or lexists(path / CONFIG_FILE)
+    return _is_gguf(path) or lexists(path / CONFIG_FILE)
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf" and not isdir(path)
 
 
 def open_source(path: Path) -> Source:
@@ -76,7 +86,7 @@ def open_source(path: Path) -> Source:
 
     Raises: UserError, one line, where there is none, or where its files are absent, damaged or do not fit together.
     """
-    if path.suffix.lower() == ".gguf":
+    if _is_gguf(path):
         from anatomy.checkpoints.gguf_file import open_gguf
 
         return open_gguf(path)
@@ -87,6 +97,8 @@ def open_source(path: Path) -> Source:
         raise UserError(f"{where}: there is no such folder; give the folder of a model, or a .gguf file")
     if not lexists(path / CONFIG_FILE):
         raise UserError(f"{where}: holds no {CONFIG_FILE}, so no model; give the folder of one, or a .gguf file")
+    if lexists(path / ADAPTER_FILE):
+        raise UserError(f"{where}: holds an adapter ({ADAPTER_FILE}), which the model would lack; merge it first")
     config = read_json(plain_file(path / CONFIG_FILE))
     naming = HUGGING_FACE.get(str(config.get("model_type")), HUGGING_FACE["llama"])  # read_fields refuses other types
     file_format, tensors, files = _folder_tensors(path)
@@ -144,12 +156,6 @@ def _sharded(index: Path, read: Callable[[Path], Tensors]) -> tuple[Tensors, tup
     if lacking := [f"'{home_of[name]}' lacks '{one_line(name, 60)}'" for name in home_of if name not in tensors]:
         raise UserError(f"{where}: {first_of(lacking)}")
     return tensors, shards
-
-
-def first_of(things: list[str], most: int = 4) -> str:
-    """The first few, and how many more there are."""
-    more = len(things) - most
-    return ", ".join(things[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 # ------------------------------------------------------------------------------------------------ kinds of files
@@ -210,12 +216,8 @@ def _pickled(file: Path) -> Tensors:
         if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
             raise UserError(f"{where}: '{shown}' is larger than what the file holds of it")
         dtype = DTYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-        tensors[name] = StoredTensor(tuple(tensor.shape), dtype, partial(_itself, tensor.detach()))
+        tensors[name] = StoredTensor(tuple(tensor.shape), dtype, partial(itself, tensor.detach()))
     return tensors
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _check_archive(file: Path, where: str) -> None:

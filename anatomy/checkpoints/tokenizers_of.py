@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from os.path import exists, isfile  # these never raise, however long a name
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from anatomy.errors import UserError, one_line
 from anatomy.files import TOKENIZER_FILE
@@ -38,16 +39,16 @@ def tokenizer_of_folder(folder: Path, model_type: str) -> Tokenizer:
 
     Raises: NoTokenizer where there are no such files; UserError, one line, where one is damaged.
     """
-    if (folder / TOKENIZER_FILE).exists():
+    if exists(folder / TOKENIZER_FILE):
         return read_tokenizer(folder / TOKENIZER_FILE)
-    if (folder / VOCAB_FILE).exists() and (folder / MERGES_FILE).exists():
+    if exists(folder / VOCAB_FILE) and exists(folder / MERGES_FILE):
         if model_type != "gpt2":
             raise NoTokenizer(
                 f"there is no {TOKENIZER_FILE}, and of a {model_type} model {VOCAB_FILE} and {MERGES_FILE} do not say "
                 f"enough; transformers makes one: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
             )
         return _gpt2_tokenizer(folder / VOCAB_FILE, folder / MERGES_FILE)
-    if (folder / SENTENCEPIECE_FILE).exists():
+    if exists(folder / SENTENCEPIECE_FILE):
         raise NoTokenizer(
             f"there is no {TOKENIZER_FILE}, only SentencePiece's {SENTENCEPIECE_FILE}; "
             f"transformers makes one of it: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
@@ -79,8 +80,8 @@ def _gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
 def _read(file: Path) -> bytes:
     where = repr(str(file))
     try:
-        if not file.is_file():  # a pipe would be waited for
-            raise UserError(f"{where}: {'is no plain file' if file.exists() else 'there is no such file'}")
+        if not isfile(file):  # a pipe would be waited for
+            raise UserError(f"{where}: {'is no plain file' if exists(file) else 'there is no such file'}")
         if file.stat().st_size > MAX_FILE_BYTES:
             raise UserError(f"{where}: is larger than {MAX_FILE_BYTES // 2**20} MiB, so no file of a tokenizer")
         return file.read_bytes()
@@ -117,11 +118,13 @@ class PreTokenizer:
 
     takes_whole  a piece that is a token as it stands is not built up by merges
     adds_bos     whether the beginning of a text is marked where the file does not say
+    composes     characters that are written as several are made one first (Unicode's NFC)
     """
 
     patterns: tuple[str, ...]
     takes_whole: bool = False
     adds_bos: bool = False
+    composes: bool = False
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -136,7 +139,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
-    "qwen2": PreTokenizer((_WORDS % "",)),
+    "qwen2": PreTokenizer((_WORDS % "",), composes=True),
     # llama.cpp's own, for files that do not say how their text is cut.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
 }
@@ -189,6 +192,8 @@ def tokenizer_of_gguf(fields: Mapping[str, Any]) -> Tokenizer:
 
 def _byte_level(model: models.BPE, how: PreTokenizer) -> Tokenizer:
     tokenizer = Tokenizer(model)
+    if how.composes:
+        tokenizer.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in how.patterns]
     spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, spelling])

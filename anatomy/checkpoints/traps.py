@@ -20,7 +20,6 @@ from anatomy.build import build_model
 from anatomy.checkpoints.converting import write_tokenizer
 from anatomy.checkpoints.importing import PublishedModel, read_source, write_model
 from anatomy.checkpoints.names import half_split
-from anatomy.checkpoints.parity import half_the_threads
 from anatomy.checkpoints.sources import DTYPES, StoredTensor
 from anatomy.checkpoints.writing import new_folder
 from anatomy.errors import UserError
@@ -28,6 +27,7 @@ from anatomy.files import MODEL_FILE, RECORD_FILE, write_json
 from anatomy.model import NORMAL_STD, Transformer
 from anatomy.parts.pos import RoPE
 from anatomy.sampling import Knobs, Stream, next_ids
+from anatomy.threads import half_the_threads
 
 SEED_OF_OUTPUT = 902_134  # as good as any, but for those that an embedding may well have been drawn from
 

@@ -28,24 +28,38 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
     Raises: UserError where there is something already, or where nothing can be written.
     """
-    where, is_there = repr(str(folder)), os.path.lexists(folder)
-    if is_there and not (os.path.isdir(folder) and not os.listdir(folder)):
-        raise UserError(f"{where}: is there already, and not an empty folder; give the name of a new one")
-    home = next(parent for parent in folder.absolute().parents if parent.is_dir())
+    where = repr(str(folder))
     try:
-        filled = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=home))
-    except (OSError, ValueError) as error:
+        place = Path(os.path.realpath(folder))  # a link to an empty folder leads there, and stays
+        if _is_taken(place) or (os.path.islink(folder) and not os.path.exists(place)):
+            raise UserError(f"{where}: is there already, and not an empty folder; give the name of a new one")
+        if place == Path.cwd():
+            raise UserError(f"{where}: is the folder that you are in, which cannot be replaced; give another name")
+        home = next(parent for parent in place.parents if os.path.isdir(parent))
+        filled = Path(tempfile.mkdtemp(prefix=f".{place.name[:60]}.", dir=home))
+    except OSError as error:
+        raise UserError(f"{where}: cannot be written ({error.strerror})") from None
+    except ValueError as error:
         raise UserError(f"{where}: cannot be written ({error})") from None
     try:
         yield filled
         os.chmod(filled, 0o755)
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(filled, folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(filled, place)
         except OSError as error:
             raise UserError(f"{where}: cannot be written ({error.strerror})") from None
     finally:
         shutil.rmtree(filled, ignore_errors=True)
+
+
+def _is_taken(place: Path) -> bool:
+    """Whether something is there. Raises OSError where nothing can be: for a name too long, or behind a file."""
+    try:
+        os.lstat(place)
+    except FileNotFoundError:
+        return False
+    return not os.path.isdir(place) or bool(os.listdir(place))
 
 
 def write_safetensors(file: Path, tensors: Mapping[str, StoredTensor]) -> None:

