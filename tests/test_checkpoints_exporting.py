@@ -209,6 +209,17 @@ def test_a_run_that_went_out_comes_in_as_the_same_model(name: str, tmp_path: Pat
     assert parts.items() <= ours.composition.parts.items()
 
 
+def test_the_characters_of_a_qwen2_are_read_by_the_class_that_the_note_names(
+    tmp_path: Path, trained: Callable[..., Job]
+) -> None:
+    made = trained(*RUNS["qwen2"])
+    assert "transformers.PreTrainedTokenizerFast" in convert(made.folder, tmp_path / "out", verify=False).note
+    assert convert(trained(*RUNS["llama"]).folder, tmp_path / "other", verify=False).note == ""
+    opened, text = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "out"), "the norm of a key\n"
+    assert opened.encode(text) == load(made.folder).codec.encode(text).tolist()
+    assert opened.decode(opened.encode(text)) == text
+
+
 def test_tokens_that_begin_and_end_texts_go_out_again(tmp_path: Path) -> None:
     folder, _ = saved(tmp_path / "theirs", "llama")
     configure(folder, bos_token_id=5, eos_token_id=[7, 9, 66, 67])

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 WINDOW_NOTE = "a GGUF file of LLaMA's kind tells of no sliding window: a Mistral that has one reads everything here"
+QWEN2_NOTE = (
+    "for qwen2 AutoTokenizer takes Qwen's own tokenizer, whatever lies there; open this one of characters by "
+    "transformers.PreTrainedTokenizerFast.from_pretrained"
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Converted:
     tokenizer   what its tokens are, or why there is none
     parity      None where nothing was compared
     unchecked   what was not compared; empty where all was
-    note        what the file leaves open; empty where nothing
+    note        what is to know of the files; empty where nothing
     """
 
     is_import: bool
@@ -159,6 +163,7 @@ def _export(source: Path, folder: Path, verify: bool) -> Converted:
         "none" if vocabulary is None else f"{len(vocabulary):,} {vocabulary.unit}s",
         parity,
         unchecked,
+        QWEN2_NOTE if config["model_type"] == "qwen2" and isinstance(vocabulary, Vocabulary) else "",
     )
 
 

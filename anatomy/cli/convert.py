@@ -1,5 +1,6 @@
 """anatomy-convert: published models in, ours out."""
 
+import shlex
 from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,8 +110,10 @@ def _show(converted: "Converted", source: str, folder: str) -> None:
         *_compared(converted),
     ]
     if converted.is_import:
+        typed = shlex.quote(folder)
         lines.append(
-            f"go on with: anatomy-sample {folder} --prompt TEXT, anatomy-eval {folder}, anatomy-explain {folder}"
+            f"go on with: anatomy-sample {typed} --prompt TEXT, anatomy-eval {typed} --text FILE, "
+            f"anatomy-explain {typed}"
         )
     else:
         lines.append(f"go on with: transformers.AutoModelForCausalLM.from_pretrained({folder!r})")
