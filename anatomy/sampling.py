@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+# Loaded here: NumPy would do it at the first use, in the midst of which an interrupt is lost.
+from numpy.random import PCG64, SeedSequence
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -64,7 +67,7 @@ class Stream:
     """The random numbers of one text: they follow from a seed and the text's index, whatever is drawn beside it."""
 
     def __init__(self, seed: int, index: int) -> None:
-        self._generator = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(_SAMPLING, index)))
+        self._generator = PCG64(SeedSequence(seed, spawn_key=(_SAMPLING, index)))
 
     def uniform(self) -> float:
         """The next number, 0 <= u < 1, out of 53 bits of the raw stream, which numpy keeps from version to version."""
