@@ -1,5 +1,6 @@
 """anatomy-convert as a user types it."""
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from test_checkpoints_sources import Payload
 from test_runner import job
 
 from anatomy import __version__
+from anatomy.checkpoints.tokenizers_of import tokenizer_of_chars
 from anatomy.cli.convert import main
 from anatomy.runner import run
 
@@ -52,7 +54,15 @@ def test_a_published_model_comes_in_and_speaks_of_itself(tmp_path: Path, convert
     num_params = sum(parameter.numel() for parameter in theirs.parameters())
     assert numbers.startswith(f"{num_params:,} parameters, stored in F32; tokenizer: none (")
     assert parity.startswith("compared with transformers over 64 positions") and parity.endswith(": the same model")
-    assert f"anatomy-sample {tmp_path / 'ours'}" in onward
+    assert onward == f"without a tokenizer it reads no text; go on with: anatomy-explain {tmp_path / 'ours'}"
+
+
+def test_a_model_with_its_tokenizer_goes_on_to_speak(tmp_path: Path, convert: Callable[..., Done]) -> None:
+    folder, theirs = saved(tmp_path / "their model", "llama")
+    tokenizer_of_chars("".join(map(chr, range(33, 33 + theirs.config.vocab_size)))).save(str(folder / "tokenizer.json"))
+    *_, onward = convert(folder, tmp_path / "our model", "--no-verify").out.splitlines()
+    typed = shlex.quote(str(tmp_path / "our model"))
+    assert onward.startswith(f"go on with: anatomy-sample {typed} --prompt TEXT, anatomy-eval {typed} --text FILE")
 
 
 def test_a_run_goes_out(tmp_path: Path, text_file: Path, convert: Callable[..., Done]) -> None:

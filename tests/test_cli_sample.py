@@ -462,9 +462,8 @@ def test_runs_and_imported_models_speak_below_each_other(
     done = say(runs[0], model, *words)
     alone = [say(folder, *words).out for folder in (runs[0], model)]
     first, second = (part for part in done.out.split("== ") if part)
-    assert "pos=learned" in first and "pos=rope" in second
+    assert first.startswith(Path(runs[0]).name) and second.startswith(Path(model).name)
     assert [first.partition(" ==\n")[2], second.partition(" ==\n")[2]] == [f"{alone[0]}\n", f"{alone[1]}\n"]
-    assert "seed" in first.partition("==")[0] and "seed" not in second.partition("==")[0]
 
 
 def test_an_empty_prompt_begins_where_the_model_says(tmp_path: Path, say: Callable[..., Done]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from anatomy import __version__
+from anatomy.axes import AXES
 from anatomy.runs import owned
 
 SMALL = ["model.d_model=24", "model.n_layer=1", "model.ctx_len=16", "train.batch_size=3", "train.steps=8"]
@@ -35,6 +36,7 @@ def manifest(outputs: Path, study: str = "adhoc") -> dict:
 def test_help_names_every_part_and_version_is_the_packages() -> None:
     text = train("--help").stdout
     assert all(word in text for word in ("layer_nobias", "sinusoidal", "mqa", "swiglu", "study=", "train.lr"))
+    assert {f"{axis}=" for axis in AXES} <= set(text.splitlines())
     assert any(line.startswith("match: null # params, flops: ") for line in text.splitlines())
     assert __version__ in train("--version").stdout
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from os.path import isdir, lexists
+from os.path import isdir, isfile, lexists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ class Converted:
     family      its model_type in transformers
     parts       axis -> part
     dtypes      what its tensors are stored in
-    tokenizer   what its tokens are, or why there is none
+    tokenizer   what its tokens are, or why there is none (has_tokenizer)
     parity      None where nothing was compared
     unchecked   what was not compared; empty where all was
     note        what is to know of the files; empty where nothing
@@ -64,6 +64,7 @@ class Converted:
     num_params: int
     dtypes: list[str]
     tokenizer: str
+    has_tokenizer: bool
     parity: Parity | None
     unchecked: str
     note: str = ""
@@ -98,6 +99,7 @@ def _import(published: PublishedModel, folder: Path, verify: bool) -> Converted:
     with new_folder(folder) as filled:
         content = write_model(published, filled)
         tokenizer = write_tokenizer(published, filled)
+        has_tokenizer = isfile(filled / TOKENIZER_FILE)
         parity, unchecked = _checked(
             verify, lambda: load(filled).model, lambda: open_theirs(published.source), published.composition
         )
@@ -110,6 +112,7 @@ def _import(published: PublishedModel, folder: Path, verify: bool) -> Converted:
         content["num_params"],
         published.dtypes,
         tokenizer,
+        has_tokenizer,
         parity,
         unchecked,
         WINDOW_NOTE if published.source.format == "gguf" and published.family == "llama" else "",
@@ -161,6 +164,7 @@ def _export(source: Path, folder: Path, verify: bool) -> Converted:
         num_params,
         sorted({tensor.dtype for tensor in tensors.values()}),
         "none" if vocabulary is None else f"{len(vocabulary):,} {vocabulary.unit}s",
+        vocabulary is not None,
         parity,
         unchecked,
         QWEN2_NOTE if config["model_type"] == "qwen2" and isinstance(vocabulary, Vocabulary) else "",

@@ -111,12 +111,18 @@ def _show(converted: "Converted", source: str, folder: str) -> None:
     ]
     if converted.is_import:
         typed = shlex.quote(folder)
-        lines.append(
-            f"go on with: anatomy-sample {typed} --prompt TEXT, anatomy-eval {typed} --text FILE, "
-            f"anatomy-explain {typed}"
-        )
+        if converted.has_tokenizer:
+            lines.append(
+                f"go on with: anatomy-sample {typed} --prompt TEXT, anatomy-eval {typed} --text FILE, "
+                f"anatomy-explain {typed}"
+            )
+        else:
+            lines.append(f"without a tokenizer it reads no text; go on with: anatomy-explain {typed}")
     else:
-        lines.append(f"go on with: transformers.AutoModelForCausalLM.from_pretrained({folder!r})")
+        lines.append(
+            f"go on with transformers 5 or newer, for version 4 would pass over RoPE's settings: "
+            f"AutoModelForCausalLM.from_pretrained({folder!r})"
+        )
     click.echo(printable("\n".join(lines)))
 
 

@@ -217,11 +217,14 @@ def _check_can_speak(speaker: Speaker, prompt: str, where: str) -> None:
 
 
 def _headings(runs: "Sequence[LoadedModel]") -> list[str]:
-    """What tells the runs apart: the parts and seeds in which they differ, else their folders' names."""
+    """What tells the runs apart: the parts and seeds in which they differ, else their folders' names.
+
+    An imported model differs in more than its parts, so beside one it is the folders' names.
+    """
     named = [run.labels for run in runs]
     differing = [key for key in named[0] if len({names.get(key) for names in named}) > 1]
     headings = [printable(" ".join(f"{key}={names[key]}" for key in differing if key in names)) for names in named]
-    if len(set(headings)) < len(runs):
+    if len(set(headings)) < len(runs) or any(run.status is None for run in runs):
         return [printable(run.folder.resolve().name) for run in runs]
     return headings
 

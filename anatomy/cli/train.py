@@ -8,7 +8,7 @@ from rich.text import Text
 
 from anatomy import __version__
 from anatomy.about import about, offered, top_comment
-from anatomy.axes import SWAPPED_AXES
+from anatomy.axes import PART_AXES
 from anatomy.cli.common import DONE, FAILED, INTERRUPTED, console, printable, refuse, steady_output
 from anatomy.errors import UserError
 from anatomy.files import CONF
@@ -36,6 +36,8 @@ GROUPS = (
     "pos",
     "attn",
     "ffn",
+    "qk_norm",
+    "window",
     "bias",
     "tying",
     "init",
@@ -54,7 +56,7 @@ def help_text() -> str:
         lines.append(f"{group}=")
         for name in offered(group):
             lines.append(f"  {name:<16} {top_comment(CONF / group / f'{name}.yaml')}")
-            if group in SWAPPED_AXES:
+            if group in PART_AXES:
                 lines += _claims(group, name)
     settings = (CONF / "config.yaml").read_text(encoding="utf-8").split("\n\n", 1)[1].split("\n\nhydra:")[0]
     train = (CONF / "train" / "default.yaml").read_text(encoding="utf-8")
