@@ -170,7 +170,11 @@ def test_what_leaves_the_model_as_it_is_is_read(tmp_path: Path, name: str) -> No
     def change(writer: gguf.GGUFWriter) -> None:
         writer.add_string(name, "none") if name.endswith("type") else writer.add_uint32(name, 0)
 
-    read_source(write_gguf(tmp_path / "tiny.gguf", published("llama"), change=change))
+    plain, changed = (
+        read_source(write_gguf(tmp_path / file, published("llama"), change=how)).composition
+        for file, how in (("plain.gguf", lambda _: None), ("changed.gguf", change))
+    )
+    assert changed == plain
 
 
 @pytest.mark.parametrize("architecture", ["falcon", "gemma", "llama4", "Llama"])
